@@ -1,0 +1,1 @@
+"""One runnable file per experiment; its docstring is the lab note."""

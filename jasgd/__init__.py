@@ -1,0 +1,62 @@
+"""jasgd: asynchronous SGD for JAX.
+
+The table of contents. Public are the names listed here, those in the `__all__`
+of a room such as `jasgd.transforms`, and the fields of the states that those
+name; what begins with an underscore is private. Public names keep their meaning
+within a minor version (0.1.x); CHANGELOG.md says what the next one changes.
+
+A name is loaded when it is first used, so that `import jasgd` costs nothing.
+"""
+
+import importlib
+from typing import Any, TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from jasgd.transforms import delay
+  from jasgd.transforms import delay_compensation
+  from jasgd.transforms import delayed
+  from jasgd.transforms import explicit_momentum
+  from jasgd.transforms import gap_aware
+  from jasgd.transforms import make_aggregation
+  from jasgd.transforms import monitor_staleness
+  from jasgd.transforms import policies
+  from jasgd.transforms import scale_by_staleness
+  from jasgd.transforms import softsync
+  from jasgd.transforms import staleness_aware
+
+__version__ = '0.1.0'
+
+# Room -> the names that it gives to the top level.
+_CONTENTS = {
+  'transforms': (
+    'delay',
+    'delay_compensation',
+    'delayed',
+    'explicit_momentum',
+    'gap_aware',
+    'make_aggregation',
+    'monitor_staleness',
+    'policies',
+    'scale_by_staleness',
+    'softsync',
+    'staleness_aware',
+  ),
+}
+_ROOM_OF = {name: room for room, names in _CONTENTS.items() for name in names}
+
+__all__ = sorted(_ROOM_OF)
+
+
+def __getattr__(name: str) -> Any:
+  if name in _ROOM_OF:
+    value = getattr(importlib.import_module(f'jasgd.{_ROOM_OF[name]}'), name)
+  elif name in _CONTENTS:
+    value = importlib.import_module(f'jasgd.{name}')
+  else:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  globals()[name] = value  # The next use finds it without coming here.
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_CONTENTS, *_ROOM_OF})

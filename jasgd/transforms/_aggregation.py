@@ -1,0 +1,261 @@
+"""A server's work on gradients: two pure functions, and `softsync`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jasgd.transforms import _checks
+from jasgd.transforms import _staleness
+from jasgd.transforms import _trees
+from jasgd.transforms import policies
+
+
+class AggregationState(NamedTuple):
+  """State of `make_aggregation` and of `softsync`."""
+
+  clock: jax.Array  # shape=(), int32: updates made.
+  mean_staleness: jax.Array  # shape=(), float32: of the last update's group.
+  group_size: jax.Array  # shape=(), int32: gradients gathered since then.
+  group_staleness: jax.Array  # shape=(), float32: the sum of theirs.
+  gradient_sum: Any  # Of the group. Means nothing while group_size is 0.
+  per_gradient_state: optax.OptState
+  optimizer_state: optax.OptState
+
+
+class Aggregation(NamedTuple):
+  """What a server does with gradients, as pure functions.
+
+  Attributes:
+    init: `(params) -> state`.
+    accumulate: `(state, gradient, params, *, staleness, stale_params=None,
+      **extra_args) -> state`. Runs the per-gradient chain and adds to the sum.
+      `read_clock` may be given in place of `staleness`.
+    update: `(state, params, **extra_args) -> (updates, state)`. Steps the
+      optimizer once, on the mean of the (one or more) gradients gathered.
+  """
+
+  init: Callable[..., AggregationState]
+  accumulate: Callable[..., AggregationState]
+  update: Callable[..., tuple[optax.Updates, AggregationState]]
+
+
+def make_aggregation(
+  optimizer: optax.GradientTransformation,
+  policy: policies.PolicyLike = 'inverse',
+  per_gradient: optax.GradientTransformation | None = None,
+) -> Aggregation:
+  r"""Splits staleness-aware SGD into work per gradient and work per update.
+
+  .. math::
+    \bar g = \frac1c \sum_{l=1}^{c} \alpha(\tau_l)\, h(g_l), \quad
+    w \leftarrow w + \text{optimizer}(\bar g)
+
+  h is the per-gradient chain. The optimizer is stepped once per update, with
+  the mean of the group's staleness as its `staleness`; it never sees a zero
+  that stands for "no gradient yet".
+
+  Args:
+    optimizer: The per-update chain, any optax optimizer.
+    policy: alpha, as in `scale_by_staleness`; its count is the server's clock.
+    per_gradient: h, run on each gradient before the policy: say,
+      `delay_compensation`, `gap_aware`, clipping, `monitor_staleness`.
+
+  Returns:
+    Three pure functions: init, accumulate, update.
+
+  Examples:
+    >>> import jasgd, jax.numpy as jnp, optax
+    >>> server = jasgd.make_aggregation(optax.sgd(0.1), 'inverse')
+    >>> params = jnp.array(1.0)
+    >>> state = server.init(params)
+    >>> for gradient, staleness in ((2.0, 1), (4.0, 2)):
+    ...   state = server.accumulate(
+    ...       state, jnp.array(gradient), params, staleness=staleness)
+    >>> updates, state = server.update(state, params)
+    >>> print(f'{updates:.2f} {state.clock} {state.mean_staleness}')
+    -0.20 1 1.5
+
+  References:
+    Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
+    <https://arxiv.org/abs/1511.05950>`_, 2016
+  """
+  policy = policies.make_policy(policy)
+  optimizer = optax.with_extra_args_support(optimizer)
+  per_gradient = optax.with_extra_args_support(per_gradient or optax.identity())
+
+  def init(params):
+    return AggregationState(
+      clock=_staleness.zero_clock(),
+      mean_staleness=jnp.zeros((), jnp.float32),
+      group_size=_staleness.zero_clock(),
+      group_staleness=jnp.zeros((), jnp.float32),
+      gradient_sum=_trees.zeros_for_sums(params),
+      per_gradient_state=per_gradient.init(params),
+      optimizer_state=optimizer.init(params),
+    )
+
+  def accumulate(
+    state,
+    gradient,
+    params=None,
+    *,
+    staleness=None,
+    read_clock=None,
+    **extra_args,
+  ):
+    tau = _staleness.resolve_staleness(state.clock, staleness, read_clock)
+    gradient, per_gradient_state = per_gradient.update(
+      gradient, state.per_gradient_state, params, staleness=tau, **extra_args
+    )
+    gradient = _trees.scale_tree(gradient, policy(tau, state.clock))
+    # The first gradient replaces the old sum. Adding it to zeros would lose the
+    # sign of a zero, and a NaN could never be cleared.
+    is_first = state.group_size == 0
+
+    def add(total, leaf):
+      leaf = jnp.astype(leaf, total.dtype)
+      return jnp.where(is_first, leaf, total + leaf)
+
+    return state._replace(
+      group_size=_staleness.tick(state.group_size),
+      group_staleness=(
+        jnp.where(is_first, 0, state.group_staleness) + tau.astype(jnp.float32)
+      ),
+      gradient_sum=jax.tree.map(add, state.gradient_sum, gradient),
+      per_gradient_state=per_gradient_state,
+    )
+
+  def update(state, params=None, *, like=None, **extra_args):
+    """Steps on the mean, in the dtypes of `like` (by default the params)."""
+    size = state.group_size.astype(jnp.float32)
+    mean_staleness = state.group_staleness / size
+    mean_gradient = jax.tree.map(
+      lambda total, leaf: jnp.astype(total / size, jnp.result_type(leaf)),
+      state.gradient_sum,
+      params if like is None else like,
+    )
+    updates, optimizer_state = optimizer.update(
+      mean_gradient,
+      state.optimizer_state,
+      params,
+      staleness=mean_staleness,
+      **extra_args,
+    )
+    return updates, state._replace(
+      clock=_staleness.tick(state.clock),
+      mean_staleness=mean_staleness,
+      group_size=_staleness.zero_clock(),
+      optimizer_state=_trees.cast_like(optimizer_state, state.optimizer_state),
+    )
+
+  return Aggregation(init, accumulate, update)
+
+
+def softsync(
+  optimizer: optax.GradientTransformation,
+  num_gradients: int | jax.Array,
+  policy: policies.PolicyLike = 'inverse',
+  *,
+  per_gradient: optax.GradientTransformation | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Wraps an optimizer by the n-softsync rule: c gradients make one update.
+
+  .. math::
+    w \leftarrow w + \text{optimizer}\Big(
+      \frac1c \sum_{l=1}^{c} \alpha(\tau_l)\, g_l \Big)
+
+  Each gradient gets its own factor, inside the sum. The optimizer's state, its
+  count included, changes once per c gradients; the updates in between are zero.
+
+  Two ways of building this from optax's own parts go wrong:
+
+  *   `MultiSteps(chain(scale_by_staleness, sgd), c)` sums first, and then
+      scales the mean by the staleness of the last gradient alone.
+      `chain(scale_by_staleness, MultiSteps(sgd, c))` keeps each gradient's
+      factor and gives what this wrapper gives (tell it `staleness`: its clock
+      counts gradients there, not updates).
+  *   A link that gives out zeros until c gradients are there feeds those zeros
+      to the momentum behind it, which then decays c times per update.
+
+  Args:
+    optimizer: Any optax optimizer; stepped once per c gradients.
+    num_gradients: c, at least 1. May be traced.
+    policy: alpha, as in `scale_by_staleness`.
+    per_gradient: Run on each gradient before the policy and the sum. This is
+      the place for `delay_compensation`, `gap_aware` and `monitor_staleness`.
+
+  Returns:
+    The wrapped optimizer. `update` takes `staleness`, or `read_clock` to be
+    compared with the state's clock, which counts updates. For c > 1 the
+    optimizer is given no `stale_params`: each gradient has its own.
+
+  Raises:
+    ValueError: if c is below 1 or not whole.
+
+  Examples:
+    >>> import jasgd, jax.numpy as jnp, optax
+    >>> optimizer = jasgd.softsync(optax.sgd(0.1), 2)
+    >>> params = jnp.array(1.0)
+    >>> state = optimizer.init(params)
+    >>> for gradient, staleness in ((2.0, 1), (4.0, 2)):
+    ...   updates, state = optimizer.update(
+    ...       jnp.array(gradient), state, params, staleness=staleness)
+    ...   print(f'{updates:.2f}')
+    0.00
+    -0.20
+
+  References:
+    Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
+    <https://arxiv.org/abs/1511.05950>`_, 2016
+  """
+  _checks.check_at_least('num_gradients', num_gradients, 1)
+  if not jnp.issubdtype(jnp.result_type(num_gradients), jnp.integer):
+    raise ValueError(f'num_gradients must be whole, got {num_gradients!r}.')
+  aggregation = make_aggregation(optimizer, policy, per_gradient)
+  is_single = isinstance(num_gradients, (int, np.integer)) and (
+    num_gradients == 1
+  )
+
+  def update_fn(
+    updates,
+    state,
+    params=None,
+    *,
+    staleness=None,
+    read_clock=None,
+    stale_params=None,
+    **extra_args,
+  ):
+    state = aggregation.accumulate(
+      state,
+      updates,
+      params,
+      staleness=staleness,
+      read_clock=read_clock,
+      stale_params=stale_params,
+      **extra_args,
+    )
+
+    def step(state):
+      return aggregation.update(
+        state,
+        params,
+        like=updates,
+        stale_params=stale_params if is_single else None,
+        **extra_args,
+      )
+
+    if is_single:
+      return step(state)
+    like_updates, _ = jax.eval_shape(step, state)
+
+    def wait(state):
+      return jax.tree.map(jnp.zeros_like, like_updates), state
+
+    return jax.lax.cond(state.group_size >= num_gradients, step, wait, state)
+
+  return optax.GradientTransformationExtraArgs(aggregation.init, update_fn)

@@ -1,0 +1,97 @@
+"""Damping a stale gradient by how far the weights have moved."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jasgd.transforms import _checks
+from jasgd.transforms import _trees
+
+
+class GapAwareState(NamedTuple):
+  """State of `gap_aware`."""
+
+  gap_decay_product: jax.Array  # shape=(), float32: decay^(gradients seen).
+  gap_mean_square: Any  # Running mean of the squared gradient, like params.
+
+
+def gap_aware(
+  rate: jax.typing.ArrayLike,
+  *,
+  decay: jax.typing.ArrayLike = 0.999,
+  epsilon: jax.typing.ArrayLike = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Damps each weight's gradient by how far that weight has moved: Gap-Aware.
+
+  .. math::
+    g \leftarrow g / G, \quad
+    G = 1 + |w_\text{now} - w_\text{read}| / C, \quad
+    C = r\, (\sqrt{\hat v} + \epsilon)
+
+  C is the distance that a typical step moves the weight: the rate times the
+  root mean square of its gradients (a running mean, corrected for its start at
+  0 as in Adam). A weight that moved by k such steps gets its gradient divided
+  by 1 + k, however many updates that took; one that stayed is left alone.
+
+  `update` needs the current params and the keyword `stale_params`, the weights
+  that the gradient was computed on. It comes before any sum of gradients.
+
+  Args:
+    rate: r, above 0: the (largest) learning rate of the optimizer behind. With
+      momentum its steps are longer than C says and the damping is stronger,
+      which is the safe side.
+    decay: Of the running mean, in [0, 1).
+    epsilon: Above 0.
+
+  Returns:
+    A transformation.
+
+  Examples:
+    >>> import jasgd, jax.numpy as jnp
+    >>> damp = jasgd.gap_aware(0.1)
+    >>> now, read = jnp.array(1.0), jnp.array(1.6)  # Three steps of 0.1 * 2.
+    >>> gradient, _ = damp.update(
+    ...     jnp.array(2.0), damp.init(now), now, stale_params=read)
+    >>> print(f'{gradient:.3f}')
+    0.500
+
+  References:
+    Barkai et al., `Gap-Aware Mitigation of Gradient Staleness
+    <https://arxiv.org/abs/1909.10802>`_, 2020
+  """
+  _checks.check_positive('rate', rate)
+  _checks.check_fraction('decay', decay)
+  _checks.check_positive('epsilon', epsilon)
+
+  def init_fn(params):
+    return GapAwareState(
+      gap_decay_product=jnp.ones((), jnp.float32),
+      gap_mean_square=_trees.zeros_for_sums(params),
+    )
+
+  def update_fn(
+    updates, state, params=None, *, stale_params=None, **extra_args
+  ):
+    del extra_args  # Other links of the chain may need them.
+    params = _trees.require_params('gap_aware', params)
+    stale_params = _trees.require_stale_params('gap_aware', stale_params)
+    mean_square = _trees.update_mean_square(
+      state.gap_mean_square, updates, decay
+    )
+    decay_product = (state.gap_decay_product * decay).astype(jnp.float32)
+
+    def damp(gradient, now, read, v):
+      typical_step = rate * (jnp.sqrt(v / (1 - decay_product)) + epsilon)
+      gap = 1 + jnp.abs(now - read) / typical_step
+      return jnp.astype(gradient / gap, jnp.result_type(gradient))
+
+    updates = _trees.map_unmasked(
+      damp, updates, params, stale_params, mean_square
+    )
+    return updates, GapAwareState(
+      gap_decay_product=decay_product, gap_mean_square=mean_square
+    )
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

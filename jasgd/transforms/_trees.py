@@ -1,0 +1,99 @@
+"""Trees of weights: masked leaves, scaling, and the dtypes of sums."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def is_masked(node: Any) -> bool:
+  """Whether `optax.masked` has put this node in place of hidden leaves."""
+  return isinstance(node, optax.MaskedNode)
+
+
+def map_unmasked(
+  function: Callable[..., Any], tree: optax.Updates, *rest: Any
+) -> Any:
+  """Maps over the leaves of `tree` that are not masked.
+
+  Inside `optax.masked` and `optax.partition` the updates have a `MaskedNode`
+  where leaves are hidden, while a tree that comes as an extra argument (such as
+  `stale_params`) is still whole. `jax.tree.map` refuses that pair; this one
+  skips it.
+  """
+  return jax.tree.map(
+    lambda node, *others: node if is_masked(node) else function(node, *others),
+    tree,
+    *rest,
+    is_leaf=is_masked,
+  )
+
+
+def scale_tree(
+  tree: optax.Updates, factor: jax.typing.ArrayLike
+) -> optax.Updates:
+  """Multiplies each leaf by `factor`, in the leaf's own dtype.
+
+  A factor of 0 drops the leaf even if it is not finite: NaN * 0 is NaN, and a
+  gradient that nobody wants must not end the run.
+  """
+  factor = jnp.asarray(factor)
+
+  def scale(leaf):
+    scaled = jnp.astype(leaf * factor, jnp.result_type(leaf))
+    return jnp.where(factor == 0, jnp.zeros_like(scaled), scaled)
+
+  return jax.tree.map(scale, tree)
+
+
+def zeros_for_sums(tree: optax.Params) -> optax.Params:
+  """Zeros to sum such leaves in: float32, or the leaf's dtype if wider."""
+  return jax.tree.map(
+    lambda leaf: jnp.zeros_like(
+      leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+    ),
+    tree,
+  )
+
+
+def cast_like(tree: Any, like: Any) -> Any:
+  """Gives each leaf of `tree` the dtype of its fellow in `like`."""
+  return jax.tree.map(
+    lambda leaf, fellow: leaf.astype(fellow.dtype), tree, like
+  )
+
+
+def require_params(name: str, params: optax.Params | None) -> optax.Params:
+  """The current weights, or a ValueError that says who needs them."""
+  if params is None:
+    raise ValueError(
+      f'{name} needs the current weights: call update(updates, state, params).'
+    )
+  return params
+
+
+def require_stale_params(
+  name: str, stale_params: optax.Params | None
+) -> optax.Params:
+  """The weights a gradient was computed on, or an error that says how."""
+  if stale_params is None:
+    raise ValueError(
+      f'{name} needs the keyword `stale_params`, the weights that the gradient '
+      'was computed on. In softsync it goes before the sum (per_gradient=); '
+      'delayed() supplies them with keep_params=True.'
+    )
+  return stale_params
+
+
+def update_mean_square(
+  mean_square: Any, updates: optax.Updates, decay: jax.typing.ArrayLike
+) -> Any:
+  """The running mean of the squared updates, in its own dtypes."""
+
+  def mix(v, u):
+    u = jnp.astype(u, v.dtype)
+    return (decay * v + (1 - decay) * u * u).astype(v.dtype)
+
+  return jax.tree.map(mix, mean_square, updates)

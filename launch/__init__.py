@@ -1,0 +1,1 @@
+"""Entry points: the modules to run with `python -m`, and one script each."""

@@ -1,0 +1,1 @@
+"""The suites of `launch.benchmark`, a module each."""

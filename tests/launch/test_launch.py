@@ -1,0 +1,138 @@
+"""The entry points, run as people run them."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from launch import digits
+from launch.benchmarks import timing
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def _run(*arguments, cwd=ROOT, timeout=300, **environment):
+  return subprocess.run(
+    arguments,
+    cwd=cwd,
+    timeout=timeout,
+    capture_output=True,
+    text=True,
+    env={**os.environ, **environment},
+  )
+
+
+def _train(*arguments):
+  return _run(
+    sys.executable,
+    '-m',
+    'launch.train',
+    '--config=configs/digits_delay.py',
+    *arguments,
+  )
+
+
+def test_train_prints_a_table_and_draws_it(tmp_path):
+  picture = tmp_path / 'delay.png'
+  done = _train(
+    '--config.delays=0,32', '--config.num_epochs=8', f'--plot={picture}'
+  )
+  assert done.returncode == 0, done.stderr
+  assert not done.stderr
+  assert picture.read_bytes().startswith(b'\x89PNG')
+  lines = done.stdout.splitlines()
+  assert lines[1].split() == ['delay', '0', '32']
+  rows = {
+    match[1]: (float(match[2]), float(match[3]))
+    for line in lines
+    if (match := re.match(r'(.*?) +(0\.\d{3}|1\.000) (\S+) +\S+ s$', line))
+  }
+  assert set(rows) == set(digits.ROWS)
+  assert all(without_delay > 0.9 for without_delay, _ in rows.values())
+  assert rows['sgd'][1] < 0.5 < 0.6 < rows['sgd / staleness'][1]
+  # Another process gets the same numbers.
+  config = digits.Config(delays=(0, 32), num_epochs=8)
+  accuracies = digits.train_row(config, 'sgd')
+  np.testing.assert_allclose(accuracies, rows['sgd'], atol=5.1e-4)
+
+
+def test_train_refuses_a_bad_config():
+  done = _train('--config.rate=-1', '--config.batch=0', '--config.momentum=2')
+  assert done.returncode == 1
+  for problem in (
+    'rate must be above 0, got -1.0',
+    'batch must be from 1 to 1437, got 0',
+    'momentum must be in [0, 1), got 2.0',
+  ):
+    assert problem in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize('suite', ['delay', 'import'])
+def test_benchmark(suite):
+  done = _run(
+    sys.executable, '-m', 'launch.benchmark', f'--suite={suite}', '--quick'
+  )
+  assert done.returncode == 0, done.stderr
+  table = done.stdout.splitlines()
+  if suite == 'delay':
+    rows = [line for line in table if re.search(r' (yes|NO)$', line)]
+    assert len(rows) == 2 * 2 * 3
+  else:
+    assert any(line.startswith('all of jasgd') for line in table)
+
+
+def test_benchmark_wants_a_suite():
+  done = _run(sys.executable, '-m', 'launch.benchmark')
+  assert done.returncode != 0
+  assert '--suite' in done.stderr
+
+
+def test_help_helps():
+  done = _run(sys.executable, '-m', 'launch.train', '--help')
+  assert '--config.delays=0,8,64' in done.stdout
+  assert '--plot' in done.stdout
+
+
+def test_timing_takes_the_best_turn():
+  calls = []
+
+  def step(value):
+    calls.append(value)
+    return (value + 1,)
+
+  program = timing.Program(step, (0,), num_steps=4, num_warm_up=10)
+  program.warm_up(seconds_per_turn=0)
+  assert len(calls) == 3 + 5  # 10 steps are 3 calls; then 5 of one call.
+  times = timing.measure_in_turns(
+    {'a': program, 'b': timing.Program(step, (0,), 1)}, 2, 0.0
+  )
+  assert set(times) == {'a', 'b'}
+  assert 0 < times['a'] < 1
+
+
+@pytest.mark.slow
+def test_local_sh_on_a_fresh_checkout(tmp_path):
+  """Clones what is committed, and runs the first command of the README."""
+  checkout = tmp_path / 'jasgd'
+  done = _run('git', 'clone', '--quiet', str(ROOT), str(checkout))
+  assert done.returncode == 0, done.stderr
+  for attempt in ('first', 'again'):
+    done = _run(
+      './launch/local.sh',
+      '--config.num_epochs=1',
+      cwd=checkout,
+      timeout=900,
+      JASGD_VENV='.venv',
+      PYTHON=sys.executable,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'Test accuracy on digits after 1 epochs' in done.stdout
+    # The second time everything is there already.
+    assert ('pip install' in done.stdout) == (attempt == 'first')
+  assert (checkout / '.venv/bin/python').exists()
+  shutil.rmtree(checkout)

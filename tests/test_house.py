@@ -1,0 +1,244 @@
+"""The house itself: rooms, public names, the wheel, the README."""
+
+import ast
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+import warnings
+import zipfile
+
+import optax
+import pytest
+
+import jasgd
+from jasgd import transforms
+from tests.transforms import cases
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Room -> the outside packages that it may use. A room may import those above.
+ROOMS = {
+  'transforms': {'jax', 'numpy', 'optax'},
+  'protocols': {'numpy'},
+  'gossip': {'jax', 'numpy'},
+  'traces': {'numpy'},
+  'simulation': {'numpy'},
+  'tasks': {'jax', 'numpy', 'flax', 'tensorflow_datasets', 'grain', 'sklearn'},
+  'workdir': {'jax', 'numpy', 'orbax'},
+  'engine': {'jax', 'numpy', 'optax'},
+  'runtime': {'jax', 'numpy', 'pyarrow'},
+  'reports': {'numpy', 'matplotlib'},
+  'experiment': {'jax', 'numpy', 'optax', 'ml_collections'},
+}
+HEAVY = {
+  'absl.flags',
+  'flax',
+  'grain',
+  'matplotlib',
+  'ml_collections',
+  'orbax',
+  'pyarrow',
+  'sklearn',
+  'tensorflow_datasets',
+  'tensorstore',
+}
+
+
+def _imports(source):
+  """The absolute names of all modules that a source text imports."""
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, 'Imports are absolute.'
+      yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+def _find_trespasses(room, source):
+  """What a room imports and may not."""
+  names = list(ROOMS)
+  above = set(names[: names.index(room) + 1])
+  for name in _imports(source):
+    package, *rest = name.split('.')
+    if package == 'jasgd':
+      if rest[0] not in above:
+        yield f'jasgd/{room} imports jasgd.{rest[0]}, which is below it'
+    elif package not in sys.stdlib_module_names | ROOMS[room]:
+      yield f'jasgd/{room} imports {package}'
+    elif name.startswith('jax._src'):
+      yield f'jasgd/{room} imports {name}, which is private'
+
+
+def test_rooms_only_import_rooms_above():
+  rooms = [path for path in (ROOT / 'jasgd').iterdir() if path.is_dir()]
+  assert {path.name for path in rooms} - {'__pycache__'} <= set(ROOMS)
+  trespasses = [
+    f'{path.relative_to(ROOT)}: {trespass}'
+    for room in rooms
+    for path in room.rglob('*.py')
+    for trespass in _find_trespasses(room.name, path.read_text())
+  ]
+  assert not trespasses
+
+
+@pytest.mark.parametrize(
+  ('room', 'source', 'is_allowed'),
+  [
+    ('engine', 'from jasgd.transforms import policies', True),
+    ('transforms', 'from jasgd.engine import replay', False),
+    ('transforms', 'from jasgd import engine', False),
+    ('protocols', 'import jax', False),
+    ('protocols', 'import json', True),
+    ('transforms', 'from absl import flags', False),
+    ('transforms', 'import jax._src.core', False),
+    ('transforms', 'from jax._src import core', False),
+  ],
+)
+def test_the_walk_over_imports_finds_trespasses(room, source, is_allowed):
+  assert (not list(_find_trespasses(room, source))) == is_allowed
+
+
+def test_nothing_else_at_the_top():
+  listing = subprocess.run(
+    ['git', 'ls-files'], cwd=ROOT, check=True, capture_output=True, text=True
+  )
+  top = {line.split('/')[0] for line in listing.stdout.splitlines()}
+  assert top <= {
+    '.ci',
+    '.gitignore',
+    'CHANGELOG.md',
+    'LICENSE',
+    'README.md',
+    'configs',
+    'jasgd',
+    'launch',
+    'pyproject.toml',
+    'tests',
+  }
+
+
+def _modules_after(program):
+  """The names of the modules that a fresh interpreter has after `program`."""
+  listing = subprocess.run(
+    [sys.executable, '-c', f'{program}\nimport sys\nprint(*sys.modules)'],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  return set(listing.stdout.split())
+
+
+def test_import_is_lazy_and_light():
+  assert 'jax' not in _modules_after('import jasgd')
+  everything = _modules_after('from jasgd import *\nimport jasgd.transforms')
+  assert 'jasgd.transforms._delay' in everything
+  assert not everything & HEAVY - _modules_after('import optax')
+
+
+def test_contents():
+  assert set(jasgd.__all__) <= set(transforms.__all__)
+  assert set(jasgd.__all__) <= set(dir(jasgd))
+  for name in jasgd.__all__:
+    assert getattr(jasgd, name) is getattr(transforms, name)
+  assert transforms.__all__ == sorted(transforms.__all__)
+  with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    _ = jasgd.nothing
+
+
+def test_type_checkers_see_the_same_contents():
+  tree = ast.parse((ROOT / 'jasgd/__init__.py').read_text())
+  typed = {
+    alias.name
+    for node in ast.walk(tree)
+    if isinstance(node, ast.If)
+    for statement in node.body
+    if isinstance(statement, ast.ImportFrom)
+    for alias in statement.names
+  }
+  assert typed == set(jasgd.__all__)
+
+
+def test_no_public_function_has_the_name_of_a_room():
+  assert not set(jasgd.__all__) & set(ROOMS)
+
+
+def test_every_transformation_is_in_the_common_test():
+  listed = {name.split(',')[0] for name in cases.CASES}
+  returned = optax.GradientTransformationExtraArgs
+  public = {
+    name
+    for name in transforms.__all__
+    if inspect.isfunction(getattr(transforms, name))
+    and inspect.signature(getattr(transforms, name)).return_annotation
+    is returned
+  }
+  assert 'delay' in public
+  assert listed == public
+
+
+def test_every_public_function_has_an_example():
+  for name in transforms.__all__:
+    function = getattr(transforms, name)
+    if inspect.isfunction(function):
+      assert '>>> ' in function.__doc__, name
+      assert 'Examples:' in function.__doc__, name
+
+
+def test_wheel_holds_the_library_alone(tmp_path):
+  subprocess.run(
+    [sys.executable, '-m', 'hatchling', 'build', '-t', 'wheel', '-d', tmp_path],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    timeout=120,
+  )
+  (wheel,) = tmp_path.glob('*.whl')
+  assert f'jasgd-{jasgd.__version__}-' in wheel.name
+  with zipfile.ZipFile(wheel) as archive:
+    names = archive.namelist()
+    (metadata,) = (name for name in names if name.endswith('/METADATA'))
+    text = archive.read(metadata).decode()
+  top = {name.split('/')[0] for name in names}
+  assert top == {'jasgd', f'jasgd-{jasgd.__version__}.dist-info'}
+  assert 'jasgd/py.typed' in names
+  assert 'Requires-Python: >=3.11' in text
+
+
+def test_every_dependency_is_used_and_bounded():
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  used = {
+    name.split('.')[0]
+    for path in (ROOT / 'jasgd').rglob('*.py')
+    for name in _imports(path.read_text())
+  }
+  for requirement in project['dependencies']:
+    assert re.fullmatch(r'[\w-]+>=[\d.]+,<[\d.]+', requirement), requirement
+    assert re.match(r'[\w-]+', requirement).group() in used, requirement
+
+
+def test_readme_example_runs():
+  """The first block of Python is the 15 lines that we promise."""
+  blocks = re.findall(
+    r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL
+  )
+  assert blocks
+  assert len(blocks[0].splitlines()) <= 15
+  namespace = {}
+  for block in blocks:
+    exec(block, namespace)
+  assert namespace['loss'] < 1e-9
+  losses = namespace['losses']
+  assert (losses[:8] < 5).all()
+  assert (losses[8:] > 100).all()
+
+
+def test_warnings_of_our_own_are_errors():
+  with pytest.raises(UserWarning, match='careful'):
+    warnings.warn_explicit(
+      'careful', UserWarning, 'file.py', 1, module='jasgd.transforms._delay'
+    )

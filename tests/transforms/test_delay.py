@@ -1,0 +1,211 @@
+"""`delay` and `delayed` against a plain queue."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jasgd
+from tests import trees
+
+OPTIMIZERS = {
+  'sgd': optax.sgd(0.1),
+  'momentum': optax.sgd(0.02, momentum=0.9),
+  'nesterov': optax.sgd(0.02, momentum=0.9, nesterov=True),
+  'adagrad': optax.adagrad(0.1),
+  'adam': optax.adam(0.05),
+  'adamw': optax.adamw(0.05, weight_decay=0.1),
+}
+PARAMS = {'w': np.array([[1.0, -2.0], [0.5, 3.0]]), 'b': np.array([0.1])}
+
+
+@jax.jit
+def _gradient(params, step):
+  """Of a quadratic whose curvature and centre wander."""
+  return jax.tree.map(
+    lambda leaf: (1 + 0.5 * jnp.sin(step)) * leaf + 0.1 * jnp.cos(2.0 * step),
+    params,
+  )
+
+
+_apply = jax.jit(optax.apply_updates)
+
+
+def _run(optimizer, num_steps):
+  """Yields (params, state) after each step of an ordinary training loop."""
+  update = jax.jit(optimizer.update)
+  params = jax.tree.map(jnp.asarray, PARAMS)
+  state = optimizer.init(params)
+  for step in range(num_steps):
+    updates, state = update(_gradient(params, step), state, params)
+    params = _apply(params, updates)
+    yield params, state
+
+
+def _run_with_queue(optimizer, num_late, num_steps):
+  """The same loop, with a queue of gradients in front of the optimizer."""
+  update = jax.jit(optimizer.update)
+  params = jax.tree.map(jnp.asarray, PARAMS)
+  state = optimizer.init(params)
+  queue = collections.deque()
+  for step in range(num_steps):
+    queue.append(_gradient(params, step))
+    if len(queue) > num_late:
+      updates, state = update(queue.popleft(), state, params)
+      params = _apply(params, updates)
+    yield params, state
+
+
+@pytest.mark.parametrize('num_late', [0, 1, 2, 7, 32])
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_delayed_equals_a_queue_step_for_step(name, num_late):
+  optimizer = OPTIMIZERS[name]
+  num_steps = 3 * num_late + 10
+  with jax.enable_x64(True):  # So that rounding cannot hide a mistake.
+    for (params, state), expected in zip(
+      _run(jasgd.delayed(optimizer, num_late), num_steps),
+      _run_with_queue(optimizer, num_late, num_steps),
+      strict=True,
+    ):
+      trees.assert_close(
+        (params, state.optimizer_state), expected, rtol=1e-11, atol=1e-12
+      )
+
+
+@pytest.mark.parametrize('num_late', [0, 1, 3])
+def test_a_traced_delay_is_the_same(num_late):
+  fixed = jasgd.delayed(optax.adam(0.05), num_late)
+  traced = jasgd.delayed(optax.adam(0.05), jnp.asarray(num_late), max_delay=5)
+  for (params, _), (expected, _) in zip(
+    _run(traced, 12), _run(fixed, 12), strict=True
+  ):
+    trees.assert_close(params, expected)
+
+
+def test_no_delay_is_bit_identical_to_no_transform():
+  gradients = {'w': jnp.array([0.0, -0.0, jnp.nan, 1e-40]), 'b': jnp.pi}
+  line = jasgd.delay(0)
+  updates, _ = jax.jit(line.update)(gradients, line.init(gradients))
+  trees.assert_same_bits(updates, jax.jit(lambda tree: tree)(gradients))
+  for optimizer in OPTIMIZERS.values():
+    for (params, state), (expected, (_, expected_state)) in zip(
+      _run(optimizer, 5),
+      _run(optax.chain(jasgd.delay(0), optimizer), 5),
+      strict=True,
+    ):
+      trees.assert_same_bits(params, expected)
+      trees.assert_same_bits(state, expected_state)
+
+
+def test_the_optimizer_waits_for_the_first_gradient():
+  optimizer = jasgd.delayed(optax.adamw(0.1, weight_decay=0.1), 3)
+  params = jax.tree.map(jnp.asarray, PARAMS)
+  start = params, optimizer.init(params).optimizer_state
+  for step, (params, state) in enumerate(_run(optimizer, 6)):
+    if step < 3:
+      trees.assert_same_bits((params, state.optimizer_state), start)
+    assert optax.tree.get(state, 'num_applied') == max(0, step - 2)
+    assert state.optimizer_state[0].count == max(0, step - 2)
+
+
+def test_the_optimizer_is_told_the_staleness():
+  """It is min(updates so far, d), whatever the caller says."""
+
+  def update_fn(updates, state, params=None, *, staleness, **extra_args):
+    del state, params
+    assert extra_args == {'value': 7, 'stale_params': None}
+    return updates, staleness
+
+  spy = optax.GradientTransformationExtraArgs(
+    lambda _: jnp.int32(-1), update_fn
+  )
+  optimizer = jasgd.delayed(spy, 3)
+  gradient = jnp.ones(())
+  state = optimizer.init(gradient)
+  seen = []
+  for _ in range(8):
+    _, state = optimizer.update(
+      gradient, state, gradient, staleness=99, read_clock=99, value=7
+    )
+    seen.append(int(state.optimizer_state))
+  assert seen == [-1, -1, -1, 0, 1, 2, 3, 3]
+
+
+def test_keep_params_gives_the_params_of_the_gradient():
+  """With the gradient -1/x of -log x, compensation by 1 is a Taylor step."""
+  optimizer = jasgd.delayed(
+    optax.chain(jasgd.delay_compensation(1.0), optax.sgd(0.1)),
+    2,
+    keep_params=True,
+  )
+  x = jnp.array(1.0)
+  state, xs = optimizer.init(x), [1.0]
+  for _ in range(8):
+    updates, state = optimizer.update(-1 / x, state, x)
+    x = optax.apply_updates(x, updates)
+    xs.append(float(x))
+  for t in range(2, 8):
+    old, now = xs[t - 2], xs[t]
+    gradient = -1 / old + (now - old) / old**2
+    np.testing.assert_allclose(xs[t + 1], now - 0.1 * gradient, rtol=1e-6)
+  with pytest.raises(ValueError, match='needs the current weights'):
+    optimizer.update(x, state)
+
+
+def test_a_varying_delay_is_a_lookup():
+  delays = jnp.array([0, 1, 1, 3, 0, 2, 4])  # 4 is clipped to 3.
+  line = jasgd.delay(lambda count: delays[count], max_delay=3)
+  state = line.init(jnp.zeros(()))
+  seen = []
+  for step in range(7):
+    late, state = jax.jit(line.update)(jnp.asarray(step + 10.0), state)
+    seen.append(float(late))
+  assert seen == [10, 10, 11, 10, 14, 13, 13]
+
+
+def test_a_delay_drawn_before_anything_arrived_gives_zeros():
+  line = jasgd.delay(lambda count: 2, max_delay=5)
+  state = line.init(jnp.zeros(()))
+  seen = []
+  for step in range(20):
+    late, state = line.update(jnp.asarray(step + 1.0), state)
+    seen.append(float(late))
+  assert seen == [0, 0, *range(1, 19)]
+
+
+def test_the_ring_outlives_the_counter():
+  line = jasgd.delay(2)
+  state = line.init(jnp.zeros(()))
+  largest = jnp.iinfo(jnp.int32).max
+  state = state._replace(num_received=jnp.asarray(largest - 1, jnp.int32))
+  seen = []
+  for step in range(6):
+    late, state = line.update(jnp.asarray(step + 1.0), state)
+    seen.append(float(late))
+  assert seen == [0, 0, 1, 2, 3, 4]
+  assert state.num_received == largest
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ((-1,), 'num_updates must be at least 0, got -1'),
+    ((5, 3), 'num_updates must be from 0 to max_delay=3, got 5'),
+    ((jnp.asarray(2),), 'needs max_delay'),
+    ((lambda count: 2,), 'needs max_delay'),
+    ((jnp.asarray(-2), 3), 'must be from 0 to max_delay=3, got -2'),
+    ((jnp.asarray(9), 3), 'must be from 0 to max_delay=3, got 9'),
+    ((jnp.asarray([1, 2]), 3), 'an integer scalar'),
+    ((1.5, 3), 'an int, an integer scalar or a function'),
+    ((1, 2.5), 'max_delay must be an int, got 2.5'),
+    ((0, -1), 'max_delay must be at least 0, got -1'),
+  ],
+)
+def test_impossible_delays(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    jasgd.delay(*arguments)
+  with pytest.raises(ValueError, match=message):
+    jasgd.delayed(optax.sgd(0.1), *arguments)
