@@ -4,10 +4,8 @@
 #   PYTHON      the Python to build on              (python3)
 #   JASGD_VENV  where the environment lives         (.venv in the checkout)
 
-say() { printf '\033[1m+ %s\033[0m\n' "$*"; }
-
 # Prints a command, then runs it.
-run() { say "$@"; "$@"; }
+run() { echo "+ $*"; "$@"; }
 
 # prepare_environment EXTRA: afterwards "$VENV/bin/python" has jasgd[EXTRA].
 prepare_environment() {

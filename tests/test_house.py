@@ -189,6 +189,17 @@ def test_every_public_function_has_an_example():
       assert 'Examples:' in function.__doc__, name
 
 
+def test_functions_are_annotated():
+  for room in ('jasgd', 'launch', 'configs'):
+    for path in (ROOT / room).rglob('*.py'):
+      for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+          arguments = (*node.args.args, *node.args.kwonlyargs)
+          typed = all(argument.annotation for argument in arguments)
+          assert typed, f'{path}: arguments of {node.name}'
+          assert node.returns, f'{path}: what {node.name} returns'
+
+
 def test_wheel_holds_the_library_alone(tmp_path):
   subprocess.run(
     [sys.executable, '-m', 'hatchling', 'build', '-t', 'wheel', '-d', tmp_path],

@@ -45,9 +45,9 @@ def delay(
   .. math:: u_t \leftarrow g_{t-d} \text{ if } t \ge d \text{ else } 0
 
   The cost of a call does not depend on d; the memory is max_delay + 1 copies of
-  the params (none for a delay that is always 0). The zeros at the start are
-  updates like any other to the links behind: they advance Adam's count. Use
-  `delayed` to spare an optimizer that.
+  the params, in their dtypes (none for a delay that is always 0). The zeros at
+  the start are updates like any other to the links behind: they advance Adam's
+  count. Use `delayed` to spare an optimizer that.
 
   A delay that varies is a lookup into the past: some gradients are used twice,
   some never. That each gradient is used exactly once is the job of a trace of
@@ -170,10 +170,8 @@ def delayed(
     # What the caller said of staleness was about the gradient that went in.
     for key in ('staleness', 'read_clock', 'stale_params'):
       extra_args.pop(key, None)
-    num_applied, num_received = (
-      state.num_applied,
-      state.delay_state.num_received,
-    )
+    num_applied = state.num_applied
+    num_received = state.delay_state.num_received
     num_late = get_delay(num_received)
     item = make_item(updates, num_applied, params)
     delay_state = _push(state.delay_state, item, max_delay)

@@ -108,7 +108,11 @@ def monitor_staleness(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _measure_gap(updates, params, stale_params) -> jax.Array:
+def _measure_gap(
+  updates: optax.Updates,
+  params: optax.Params | None,
+  stale_params: optax.Params | None,
+) -> jax.Array:
   """The L2 distance between two trees, over the leaves that have updates."""
   params = _trees.require_params('monitor_staleness(measure_gap=True)', params)
   stale_params = _trees.require_stale_params(
