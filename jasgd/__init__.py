@@ -12,6 +12,8 @@ import importlib
 from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from jasgd.simulation import simulate
+  from jasgd.traces import Trace
   from jasgd.transforms import delay
   from jasgd.transforms import delay_compensation
   from jasgd.transforms import delayed
@@ -26,31 +28,32 @@ if TYPE_CHECKING:
 
 __version__ = '0.1.0'
 
-# Room -> the names that it gives to the top level.
-_CONTENTS = {
-  'transforms': (
-    'delay',
-    'delay_compensation',
-    'delayed',
-    'explicit_momentum',
-    'gap_aware',
-    'make_aggregation',
-    'monitor_staleness',
-    'policies',
-    'scale_by_staleness',
-    'softsync',
-    'staleness_aware',
-  ),
-}
-_ROOM_OF = {name: room for room, names in _CONTENTS.items() for name in names}
+__all__ = [
+  'Trace',
+  'delay',
+  'delay_compensation',
+  'delayed',
+  'explicit_momentum',
+  'gap_aware',
+  'make_aggregation',
+  'monitor_staleness',
+  'policies',
+  'scale_by_staleness',
+  'simulate',
+  'softsync',
+  'staleness_aware',
+]
 
-__all__ = sorted(_ROOM_OF)
+# The rooms, and which of them a name comes from if it is not the first.
+_ROOMS = ('transforms', 'protocols', 'gossip', 'traces', 'simulation')
+_ROOM_OF = {'Trace': 'traces', 'simulate': 'simulation'}
 
 
 def __getattr__(name: str) -> Any:
-  if name in _ROOM_OF:
-    value = getattr(importlib.import_module(f'jasgd.{_ROOM_OF[name]}'), name)
-  elif name in _CONTENTS:
+  if name in __all__:
+    room = importlib.import_module(f'jasgd.{_ROOM_OF.get(name, _ROOMS[0])}')
+    value = getattr(room, name)
+  elif name in _ROOMS:
     value = importlib.import_module(f'jasgd.{name}')
   else:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
@@ -59,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-  return sorted({*globals(), *_CONTENTS, *_ROOM_OF})
+  return sorted({*globals(), *__all__, *_ROOMS})

@@ -2,6 +2,7 @@
 
   python -m launch.benchmark --suite=delay    a delayed step against a plain one
   python -m launch.benchmark --suite=import   `import jasgd` against optax
+  python -m launch.benchmark --suite=simulator   gradients simulated per second
 
 Absolute times depend on the machine and on who else uses it; the ratios are
 taken between programs that run in turns, and can be compared.
@@ -12,14 +13,19 @@ from absl import flags
 from launch import entry
 from launch.benchmarks import delay
 from launch.benchmarks import imports
+from launch.benchmarks import simulator
 
-_SUITES = {'delay': delay.run, 'import': imports.run}
+_SUITES = {
+  'delay': delay.run,
+  'import': imports.run,
+  'simulator': simulator.run,
+}
 
 _SUITE = flags.DEFINE_enum(
   'suite', None, sorted(_SUITES), 'What to measure.', required=True
 )
 _QUICK = flags.DEFINE_bool(
-  'quick', False, 'Only the small sizes, in a few seconds: to see if it runs.'
+  'quick', False, 'Only the small sizes, in half a minute: to see if it runs.'
 )
 
 

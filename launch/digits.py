@@ -5,9 +5,11 @@ the install. All delays of a row are one compiled program: the delay is a traced
 number, and the runs are a `jax.vmap` over it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import math
 import time
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +19,30 @@ from sklearn import datasets
 
 import jasgd
 
-# Name of a row -> optimizer, from the rate and the momentum of the config.
+
+class Row(NamedTuple):
+  """A row of the table: an optimizer, from the config's rate and momentum."""
+
+  make: Callable[[float, float], optax.GradientTransformation]
+  keep_params: bool = False  # Whether it needs the stale weights.
+
+
 ROWS = {
-  'sgd': lambda rate, momentum: optax.sgd(rate, momentum),
-  'sgd / staleness': lambda rate, momentum: jasgd.staleness_aware(
-    optax.sgd(rate, momentum), 'inverse'
+  'sgd': Row(optax.sgd),
+  'sgd / staleness': Row(
+    lambda rate, momentum: jasgd.staleness_aware(optax.sgd(rate, momentum))
   ),
-  'sgd, gap-aware': lambda rate, momentum: optax.chain(
-    jasgd.gap_aware(rate), optax.sgd(rate, momentum)
+  'sgd, gap-aware': Row(
+    lambda rate, momentum: optax.chain(
+      jasgd.gap_aware(rate), optax.sgd(rate, momentum)
+    ),
+    keep_params=True,
   ),
-  'adam': lambda rate, momentum: optax.adam(rate / 10),
-  'adam / staleness': lambda rate, momentum: jasgd.staleness_aware(
-    optax.adam(rate / 10), 'inverse', where='updates'
+  'adam': Row(lambda rate, momentum: optax.adam(rate / 10)),
+  'adam / staleness': Row(
+    lambda rate, momentum: jasgd.staleness_aware(
+      optax.adam(rate / 10), where='updates'
+    )
   ),
 }
 
@@ -52,11 +66,14 @@ class Config:
 
   def validate(self) -> None:
     """Raises one ValueError that names everything that is wrong."""
+    are_delays = all(isinstance(delay, int) for delay in self.delays)
     rules = {
-      f'delays must be one or more numbers >= 0, got {self.delays}': (
-        len(self.delays) > 0 and min(self.delays) >= 0
+      f'delays must be one or more whole numbers >= 0, got {self.delays}': (
+        are_delays and len(self.delays) > 0 and min(self.delays) >= 0
       ),
-      f'rate must be above 0, got {self.rate}': self.rate > 0,
+      f'rate must be finite and above 0, got {self.rate}': (
+        0 < self.rate < math.inf
+      ),
       f'momentum must be in [0, 1), got {self.momentum}': (
         0 <= self.momentum < 1
       ),
@@ -66,6 +83,7 @@ class Config:
       f'num_epochs must be at least 1, got {self.num_epochs}': (
         self.num_epochs >= 1
       ),
+      f'seed must be at least 0, got {self.seed}': self.seed >= 0,
     }
     broken = [rule for rule, holds in rules.items() if not holds]
     if broken:
@@ -119,7 +137,7 @@ def train_row(config: Config, row: str) -> np.ndarray:
   train, test = load_data(config.seed)
   steps_per_epoch = NUM_TRAIN // config.batch
 
-  def make_epoch(key):
+  def make_epoch(key: jax.Array) -> jax.Array:
     order = jax.random.permutation(key, NUM_TRAIN)
     return order[: steps_per_epoch * config.batch].reshape(steps_per_epoch, -1)
 
@@ -128,15 +146,15 @@ def train_row(config: Config, row: str) -> np.ndarray:
 
   @jax.jit
   @jax.vmap
-  def train_with(delay):
+  def train_with(delay: jax.Array) -> jax.Array:
     optimizer = jasgd.delayed(
-      ROWS[row](config.rate, config.momentum),
+      ROWS[row].make(config.rate, config.momentum),
       delay,
       max_delay=max(config.delays),
-      keep_params='gap' in row,
+      keep_params=ROWS[row].keep_params,
     )
 
-    def step(carry, indices):
+    def step(carry: Any, indices: jax.Array) -> tuple[Any, None]:
       params, state = carry
       batch = {key: value[indices] for key, value in train.items()}
       grads = jax.grad(measure_loss)(params, batch)

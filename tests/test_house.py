@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # Room -> the outside packages that it may use. A room may import those above.
 ROOMS = {
-  'transforms': {'jax', 'numpy', 'optax'},
+  'transforms': {'jax', 'optax'},
   'protocols': {'numpy'},
   'gossip': {'jax', 'numpy'},
   'traces': {'numpy'},
@@ -64,7 +64,9 @@ def _find_trespasses(room, source):
   for name in _imports(source):
     package, *rest = name.split('.')
     if package == 'jasgd':
-      if rest[0] not in above:
+      if not rest:
+        yield f'jasgd/{room} imports all of jasgd'
+      elif rest[0] not in above:
         yield f'jasgd/{room} imports jasgd.{rest[0]}, which is below it'
     elif package not in sys.stdlib_module_names | ROOMS[room]:
       yield f'jasgd/{room} imports {package}'
@@ -90,6 +92,7 @@ def test_rooms_only_import_rooms_above():
     ('engine', 'from jasgd.transforms import policies', True),
     ('transforms', 'from jasgd.engine import replay', False),
     ('transforms', 'from jasgd import engine', False),
+    ('engine', 'import jasgd', False),
     ('protocols', 'import jax', False),
     ('protocols', 'import json', True),
     ('transforms', 'from absl import flags', False),
@@ -105,8 +108,9 @@ def test_nothing_else_at_the_top():
   listing = subprocess.run(
     ['git', 'ls-files'], cwd=ROOT, check=True, capture_output=True, text=True
   )
-  top = {line.split('/')[0] for line in listing.stdout.splitlines()}
-  assert top <= {
+  files = set(listing.stdout.splitlines())
+  assert {name for name in files if name.startswith('.ci')} == {'.ci/run'}
+  assert {name.split('/')[0] for name in files} == {
     '.ci',
     '.gitignore',
     'CHANGELOG.md',
@@ -141,11 +145,11 @@ def test_import_is_lazy_and_light():
 
 
 def test_contents():
-  assert set(jasgd.__all__) <= set(transforms.__all__)
-  assert set(jasgd.__all__) <= set(dir(jasgd))
+  assert {*jasgd.__all__, *jasgd._ROOMS} <= set(dir(jasgd))
   for name in jasgd.__all__:
-    assert getattr(jasgd, name) is getattr(transforms, name)
-  assert transforms.__all__ == sorted(transforms.__all__)
+    room = getattr(jasgd, jasgd._ROOM_OF.get(name, 'transforms'))
+    assert name in room.__all__
+    assert getattr(jasgd, name) is getattr(room, name)
   with pytest.raises(AttributeError, match="no attribute 'nothing'"):
     _ = jasgd.nothing
 
@@ -187,17 +191,6 @@ def test_every_public_function_has_an_example():
     if inspect.isfunction(function):
       assert '>>> ' in function.__doc__, name
       assert 'Examples:' in function.__doc__, name
-
-
-def test_functions_are_annotated():
-  for room in ('jasgd', 'launch', 'configs'):
-    for path in (ROOT / room).rglob('*.py'):
-      for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef):
-          arguments = (*node.args.args, *node.args.kwonlyargs)
-          typed = all(argument.annotation for argument in arguments)
-          assert typed, f'{path}: arguments of {node.name}'
-          assert node.returns, f'{path}: what {node.name} returns'
 
 
 def test_wheel_holds_the_library_alone(tmp_path):

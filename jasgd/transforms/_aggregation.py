@@ -1,11 +1,11 @@
 """A server's work on gradients: two pure functions, and `softsync`."""
 
 from collections.abc import Callable
+import numbers
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jasgd.transforms import _checks
@@ -17,13 +17,13 @@ from jasgd.transforms import policies
 class AggregationState(NamedTuple):
   """State of `make_aggregation` and of `softsync`."""
 
-  clock: jax.Array  # shape=(), int32: updates made.
-  mean_staleness: jax.Array  # shape=(), float32: of the last update's group.
+  server_clock: jax.Array  # shape=(), int32: updates made.
   group_size: jax.Array  # shape=(), int32: gradients gathered since then.
   group_staleness: jax.Array  # shape=(), float32: the sum of theirs.
+  last_group_staleness: jax.Array  # shape=(), float32: mean of the last update.
   gradient_sum: Any  # Of the group. Means nothing while group_size is 0.
   per_gradient_state: optax.OptState
-  optimizer_state: optax.OptState
+  per_update_state: optax.OptState
 
 
 class Aggregation(NamedTuple):
@@ -34,8 +34,10 @@ class Aggregation(NamedTuple):
     accumulate: `(state, gradient, params, *, staleness, stale_params=None,
       **extra_args) -> state`. Runs the per-gradient chain and adds to the sum.
       `read_clock` may be given in place of `staleness`.
-    update: `(state, params, **extra_args) -> (updates, state)`. Steps the
-      optimizer once, on the mean of the (one or more) gradients gathered.
+    update: `(state, params, *, like=None, **extra_args) -> (updates, state)`.
+      Steps the optimizer once, on the mean of the gradients gathered, in the
+      dtypes of `like`, by default those of the params. There must be one at
+      least: the mean of none is not a number, and neither are the weights then.
   """
 
   init: Callable[..., AggregationState]
@@ -76,47 +78,49 @@ def make_aggregation(
     ...   state = server.accumulate(
     ...       state, jnp.array(gradient), params, staleness=staleness)
     >>> updates, state = server.update(state, params)
-    >>> print(f'{updates:.2f} {state.clock} {state.mean_staleness}')
-    -0.20 1 1.5
+    >>> print(f'{updates:.2f} {state.server_clock}')
+    -0.20 1
 
   References:
     Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
     <https://arxiv.org/abs/1511.05950>`_, 2016
   """
   policy = policies.make_policy(policy)
-  optimizer = optax.with_extra_args_support(optimizer)
+  optimizer = _checks.check_optimizer(optimizer)
   per_gradient = optax.with_extra_args_support(per_gradient or optax.identity())
 
-  def init(params):
+  def init(params: optax.Params) -> AggregationState:
     return AggregationState(
-      clock=_staleness.zero_clock(),
-      mean_staleness=jnp.zeros((), jnp.float32),
+      server_clock=_staleness.zero_clock(),
       group_size=_staleness.zero_clock(),
       group_staleness=jnp.zeros((), jnp.float32),
+      last_group_staleness=jnp.zeros((), jnp.float32),
       gradient_sum=_trees.zeros_for_sums(params),
       per_gradient_state=per_gradient.init(params),
-      optimizer_state=optimizer.init(params),
+      per_update_state=optimizer.init(params),
     )
 
   def accumulate(
-    state,
-    gradient,
-    params=None,
+    state: AggregationState,
+    gradient: optax.Updates,
+    params: optax.Params | None = None,
     *,
-    staleness=None,
-    read_clock=None,
-    **extra_args,
-  ):
-    tau = _staleness.resolve_staleness(state.clock, staleness, read_clock)
+    staleness: _staleness.Staleness = None,
+    read_clock: _staleness.Staleness = None,
+    **extra_args: Any,
+  ) -> AggregationState:
+    tau = _staleness.resolve_staleness(
+      state.server_clock, staleness, read_clock
+    )
     gradient, per_gradient_state = per_gradient.update(
       gradient, state.per_gradient_state, params, staleness=tau, **extra_args
     )
-    gradient = _trees.scale_tree(gradient, policy(tau, state.clock))
+    gradient = _trees.scale_tree(gradient, policy(tau, state.server_clock))
     # The first gradient replaces the old sum. Adding it to zeros would lose the
     # sign of a zero, and a NaN could never be cleared.
     is_first = state.group_size == 0
 
-    def add(total, leaf):
+    def add(total: jax.Array, leaf: Any) -> jax.Array:
       leaf = jnp.astype(leaf, total.dtype)
       return jnp.where(is_first, leaf, total + leaf)
 
@@ -129,8 +133,13 @@ def make_aggregation(
       per_gradient_state=per_gradient_state,
     )
 
-  def update(state, params=None, *, like=None, **extra_args):
-    """Steps on the mean, in the dtypes of `like` (by default the params)."""
+  def update(
+    state: AggregationState,
+    params: optax.Params | None = None,
+    *,
+    like: optax.Updates | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, AggregationState]:
     size = state.group_size.astype(jnp.float32)
     mean_staleness = state.group_staleness / size
     mean_gradient = jax.tree.map(
@@ -140,16 +149,18 @@ def make_aggregation(
     )
     updates, optimizer_state = optimizer.update(
       mean_gradient,
-      state.optimizer_state,
+      state.per_update_state,
       params,
       staleness=mean_staleness,
       **extra_args,
     )
     return updates, state._replace(
-      clock=_staleness.tick(state.clock),
-      mean_staleness=mean_staleness,
+      server_clock=_staleness.tick(state.server_clock),
       group_size=_staleness.zero_clock(),
-      optimizer_state=_trees.cast_like(optimizer_state, state.optimizer_state),
+      last_group_staleness=mean_staleness,
+      per_update_state=_trees.cast_like(
+        optimizer_state, state.per_update_state
+      ),
     )
 
   return Aggregation(init, accumulate, update)
@@ -170,6 +181,7 @@ def softsync(
 
   Each gradient gets its own factor, inside the sum. The optimizer's state, its
   count included, changes once per c gradients; the updates in between are zero.
+  Jit the update: run eagerly it is compiled in each call.
 
   Two ways of building this from optax's own parts go wrong:
 
@@ -216,20 +228,21 @@ def softsync(
   if not jnp.issubdtype(jnp.result_type(num_gradients), jnp.integer):
     raise ValueError(f'num_gradients must be whole, got {num_gradients!r}.')
   aggregation = make_aggregation(optimizer, policy, per_gradient)
-  is_single = isinstance(num_gradients, (int, np.integer)) and (
+  # An array, even of 1, may be another number in the next call.
+  is_single = isinstance(num_gradients, numbers.Integral) and (
     num_gradients == 1
   )
 
   def update_fn(
-    updates,
-    state,
-    params=None,
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
     *,
-    staleness=None,
-    read_clock=None,
-    stale_params=None,
-    **extra_args,
-  ):
+    staleness: _staleness.Staleness = None,
+    read_clock: _staleness.Staleness = None,
+    stale_params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, AggregationState]:
     state = aggregation.accumulate(
       state,
       updates,
@@ -240,7 +253,9 @@ def softsync(
       **extra_args,
     )
 
-    def step(state):
+    def step(
+      state: AggregationState,
+    ) -> tuple[optax.Updates, AggregationState]:
       return aggregation.update(
         state,
         params,
@@ -251,11 +266,6 @@ def softsync(
 
     if is_single:
       return step(state)
-    like_updates, _ = jax.eval_shape(step, state)
-
-    def wait(state):
-      return jax.tree.map(jnp.zeros_like, like_updates), state
-
-    return jax.lax.cond(state.group_size >= num_gradients, step, wait, state)
+    return _trees.step_or_wait(state.group_size >= num_gradients, step, state)
 
   return optax.GradientTransformationExtraArgs(aggregation.init, update_fn)

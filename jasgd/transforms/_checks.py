@@ -1,9 +1,11 @@
 """Checks of hyper-parameters: concrete values are judged, traced ones pass."""
 
 import math
+import numbers
 from typing import Any
 
 import jax
+import optax
 
 
 def is_traced(value: Any) -> bool:
@@ -16,6 +18,32 @@ def check_at_least(name: str, value: Any, minimum: float) -> None:
   number = _as_number(name, value)
   if number is not None and not number >= minimum:
     raise ValueError(f'{name} must be at least {minimum}, got {value}.')
+
+
+def check_at_most(name: str, value: Any, maximum: float) -> None:
+  """Raises a ValueError unless `value` is a finite number <= `maximum`."""
+  number = _as_number(name, value)
+  if number is not None and not number <= maximum:
+    raise ValueError(f'{name} must be at most {maximum}, got {value}.')
+
+
+def check_whole(name: str, value: Any, minimum: int) -> int:
+  """A static whole number >= `minimum`, as an int, or a ValueError."""
+  is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not is_whole or value < minimum:
+    raise ValueError(
+      f'{name} must be an int of at least {minimum}, got {value!r}.'
+    )
+  return int(value)
+
+
+def check_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+  """The optimizer with extra arguments, or a ValueError if it is none."""
+  if not hasattr(optimizer, 'init') or not hasattr(optimizer, 'update'):
+    raise ValueError(
+      f'optimizer must be an optax.GradientTransformation, got {optimizer!r}.'
+    )
+  return optax.with_extra_args_support(optimizer)
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -37,9 +65,11 @@ def _as_number(name: str, value: Any) -> float | None:
   if is_traced(value):
     return None
   try:
-    number = float(value)
+    number = float(value) if not isinstance(value, str) else None
   except (TypeError, ValueError):
-    raise ValueError(f'{name} must be a number, got {value!r}.') from None
+    number = None
+  if number is None:
+    raise ValueError(f'{name} must be a number, got {value!r}.')
   if not math.isfinite(number):
     raise ValueError(f'{name} must be finite, got {value}.')
   return number

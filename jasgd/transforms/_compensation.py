@@ -69,14 +69,20 @@ def delay_compensation(
   _checks.check_fraction('decay', decay)
   _checks.check_positive('epsilon', epsilon)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> DelayCompensationState:
+    _trees.require_real('delay_compensation', params)
     return DelayCompensationState(
       compensation_mean_square=_trees.zeros_for_sums(params) if adaptive else ()
     )
 
   def update_fn(
-    updates, state, params=None, *, stale_params=None, **extra_args
-  ):
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
+    *,
+    stale_params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, DelayCompensationState]:
     del extra_args  # Other links of the chain may need them.
     params = _trees.require_params('delay_compensation', params)
     stale_params = _trees.require_stale_params(
@@ -91,7 +97,7 @@ def delay_compensation(
     else:
       strengths = _trees.map_unmasked(lambda _: strength, updates)
 
-    def compensate(gradient, now, read, lam):
+    def compensate(gradient: Any, now: Any, read: Any, lam: Any) -> jax.Array:
       corrected = gradient + lam * gradient * gradient * (now - read)
       return jnp.astype(corrected, jnp.result_type(gradient))
 

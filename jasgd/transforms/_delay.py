@@ -7,11 +7,11 @@ there XLA must keep the old ring alive and copies all of it in each step.
 """
 
 from collections.abc import Callable
+import numbers
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jasgd.transforms import _checks
@@ -47,7 +47,9 @@ def delay(
   The cost of a call does not depend on d; the memory is max_delay + 1 copies of
   the params, in their dtypes (none for a delay that is always 0). The zeros at
   the start are updates like any other to the links behind: they advance Adam's
-  count. Use `delayed` to spare an optimizer that.
+  count. Use `delayed` to spare an optimizer that. (`optax.MultiSteps` around a
+  delay selects over its whole state and so copies the ring in each call; around
+  the optimizer inside `delayed` it costs nothing.)
 
   A delay that varies is a lookup into the past: some gradients are used twice,
   some never. That each gradient is used exactly once is the job of a trace of
@@ -85,10 +87,15 @@ def delay(
   """
   max_delay, get_delay = _parse_delay(num_updates, max_delay)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> DelayState:
     return _init_line(params, max_delay)
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, DelayState]:
     del params, extra_args  # Other links of the chain may need them.
     num_late = get_delay(state.num_received)
     new_state = _push(state, updates, max_delay)
@@ -113,8 +120,10 @@ def delayed(
   moments) sees the late gradients, and the current params. Until the first
   gradient arrives it is not stepped at all: the updates are zero, and its
   state, Adam's count included, does not change. It is given `staleness`, the
-  number of updates since the gradient was computed, which is
-  min(updates so far, d), so that a stale-aware chain can be wrapped.
+  number of its calls since the gradient was computed, which is
+  min(calls so far, d), so that a stale-aware chain can be wrapped. (A
+  `softsync` in here makes fewer updates than it gets calls: put it outside.)
+  Jit the update: run eagerly it is compiled in each call.
 
   Args:
     optimizer: Any optax optimizer, or a chain with this library's links.
@@ -149,13 +158,17 @@ def delayed(
     SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
   """
   max_delay, get_delay = _parse_delay(num_updates, max_delay)
-  optimizer = optax.with_extra_args_support(optimizer)
+  optimizer = _checks.check_optimizer(optimizer)
 
-  def make_item(updates, num_applied, params):
+  def make_item(
+    updates: optax.Updates,
+    num_applied: jax.Array,
+    params: optax.Params | None,
+  ) -> tuple[Any, jax.Array, Any]:
     """What waits in the ring: a gradient, and where it was computed."""
     return updates, num_applied, params if keep_params else ()
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> DelayedState:
     num_applied = _staleness.zero_clock()
     item = make_item(params, num_applied, params)
     return DelayedState(
@@ -164,7 +177,12 @@ def delayed(
       optimizer_state=optimizer.init(params),
     )
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, DelayedState]:
     if keep_params:
       _trees.require_params('delayed(..., keep_params=True)', params)
     # What the caller said of staleness was about the gradient that went in.
@@ -176,7 +194,7 @@ def delayed(
     item = make_item(updates, num_applied, params)
     delay_state = _push(state.delay_state, item, max_delay)
 
-    def step(delay_state, optimizer_state):
+    def step(optimizer_state: Any) -> tuple[optax.Updates, Any]:
       # Looked up in here, the late gradient is read by the optimizer straight
       # from its slot; as an argument it would be copied first.
       late_updates, read_clock, stale_params = _look_back(
@@ -192,18 +210,15 @@ def delayed(
       )
       return late_updates, _trees.cast_like(new_state, optimizer_state)
 
-    def wait(delay_state, optimizer_state):
-      like_updates, _ = jax.eval_shape(step, delay_state, optimizer_state)
-      return jax.tree.map(jnp.zeros_like, like_updates), optimizer_state
-
     has_arrived = num_received >= num_late
     if max_delay:
-      late_updates, optimizer_state = jax.lax.cond(
-        has_arrived, step, wait, delay_state, state.optimizer_state
+      late_updates, optimizer_state = _trees.step_or_wait(
+        has_arrived, step, state.optimizer_state
       )
     else:
-      late_updates, optimizer_state = step(delay_state, state.optimizer_state)
+      late_updates, optimizer_state = step(state.optimizer_state)
     return late_updates, DelayedState(
+      # May wrap around: what counts is the difference of two of them.
       num_applied=num_applied + has_arrived.astype(jnp.int32),
       delay_state=delay_state,
       optimizer_state=optimizer_state,
@@ -215,8 +230,8 @@ def delayed(
 def _init_line(item: Any, max_delay: int) -> DelayState:
   """An empty line for things like `item`; without slots if none are needed."""
 
-  def make_slots(leaf):
-    return jnp.zeros((max_delay + 1, *jnp.shape(leaf)), jnp.result_type(leaf))
+  def make_slots(leaf: Any) -> jax.Array:
+    return jnp.zeros((max_delay + 1, *jnp.shape(leaf)), _slot_dtype(leaf))
 
   return DelayState(
     num_received=_staleness.zero_clock(),
@@ -228,9 +243,9 @@ def _init_line(item: Any, max_delay: int) -> DelayState:
 def _push(line: DelayState, item: Any, max_delay: int) -> DelayState:
   """The line after `item` was written into its next slot."""
 
-  def write(slots, leaf):
+  def write(slots: jax.Array, leaf: Any) -> jax.Array:
     return jax.lax.dynamic_update_index_in_dim(
-      slots, jnp.astype(leaf, slots.dtype), line.next_slot, axis=0
+      slots, _to_slot(leaf, slots.dtype), line.next_slot, axis=0
     )
 
   return DelayState(
@@ -245,12 +260,39 @@ def _look_back(line: DelayState, num_late: jax.Array, newest: Any) -> Any:
   if isinstance(line.ring, tuple) and not line.ring:
     return newest  # No slots: what goes in comes out.
 
-  def read(slots, leaf):
+  def read(slots: jax.Array, leaf: Any) -> jax.Array:
     slot = (line.next_slot - 1 - num_late) % slots.shape[0]
     late = jax.lax.dynamic_index_in_dim(slots, slot, axis=0, keepdims=False)
-    return late.astype(jnp.result_type(leaf))
+    return _from_slot(late, jnp.result_type(leaf))
 
   return jax.tree.map(read, line.ring, newest)
+
+
+def _slot_dtype(leaf: Any) -> Any:
+  """What a leaf is kept as: its own dtype, or bfloat16's bits as integers.
+
+  XLA's CPU backend writes into an array of bfloat16 by way of float32, and
+  converts *all* of it back and forth each time.
+  """
+  dtype = jnp.result_type(leaf)
+  if dtype == jnp.uint16:
+    return jnp.uint32  # So that uint16 always stands for bfloat16.
+  return jnp.uint16 if dtype == jnp.bfloat16 else dtype
+
+
+def _to_slot(leaf: Any, slot_dtype: Any) -> jax.Array:
+  """A leaf as it is kept."""
+  if slot_dtype == jnp.uint16:
+    leaf = jnp.astype(leaf, jnp.bfloat16)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint16)
+  return jnp.astype(leaf, slot_dtype)
+
+
+def _from_slot(kept: jax.Array, dtype: Any) -> jax.Array:
+  """The inverse of `_to_slot`."""
+  if kept.dtype == jnp.uint16:
+    kept = jax.lax.bitcast_convert_type(kept, jnp.bfloat16)
+  return kept.astype(dtype)
 
 
 def _parse_delay(
@@ -258,37 +300,40 @@ def _parse_delay(
 ) -> tuple[int, Callable[[jax.Array], jax.Array]]:
   """The largest delay, and a function from the number of calls to the delay."""
   if max_delay is None:
-    if not isinstance(num_updates, (int, np.integer)):
+    if not isinstance(num_updates, numbers.Integral):
       raise ValueError(
         'A delay that is not a plain int needs max_delay, the number of slots '
         f'to make room for; got num_updates={num_updates!r}.'
       )
-    _checks.check_at_least('num_updates', num_updates, 0)
-    max_delay = int(num_updates)
-  if isinstance(max_delay, bool) or not isinstance(
-    max_delay, (int, np.integer)
-  ):
-    raise ValueError(f'max_delay must be an int, got {max_delay!r}.')
-  _checks.check_at_least('max_delay', max_delay, 0)
+    max_delay = _checks.check_whole('num_updates', num_updates, 0)
+  longest = _checks.check_whole('max_delay', max_delay, 0)
   if not callable(num_updates):
-    _check_delay(num_updates, max_delay)
+    _check_delay(num_updates, longest)
 
   def get_delay(num_received: jax.Array) -> jax.Array:
-    value = num_updates(num_received) if callable(num_updates) else num_updates
-    return jnp.clip(jnp.asarray(value, jnp.int32), 0, max_delay)
+    value = num_updates
+    if callable(value):
+      value = value(num_received)
+      _check_whole_scalar(value)
+    return jnp.clip(jnp.asarray(value, jnp.int32), 0, longest)
 
-  return int(max_delay), get_delay
+  return longest, get_delay
 
 
 def _check_delay(num_updates: Any, max_delay: int) -> None:
   """Refuses what is no integer scalar, and concrete values out of range."""
-  is_whole = jnp.issubdtype(jnp.result_type(num_updates), jnp.integer)
-  if jnp.ndim(num_updates) != 0 or not is_whole:
-    raise ValueError(
-      'num_updates must be an int, an integer scalar or a function of the '
-      f'count, got {num_updates!r}.'
-    )
+  _check_whole_scalar(num_updates)
   if not _checks.is_traced(num_updates) and not 0 <= num_updates <= max_delay:
     raise ValueError(
       f'num_updates must be from 0 to max_delay={max_delay}, got {num_updates}.'
+    )
+
+
+def _check_whole_scalar(value: Any) -> None:
+  """Refuses delays that are no integer scalars, traced or not."""
+  is_number = not isinstance(value, (str, bool)) and jnp.ndim(value) == 0
+  if not is_number or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+    raise ValueError(
+      'num_updates must be an int, an integer scalar or a function of the '
+      f'count that gives one, got {value!r}.'
     )

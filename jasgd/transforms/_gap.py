@@ -28,12 +28,14 @@ def gap_aware(
   .. math::
     g \leftarrow g / G, \quad
     G = 1 + |w_\text{now} - w_\text{read}| / C, \quad
-    C = r\, (\sqrt{\hat v} + \epsilon)
+    C = r\, \sqrt{\hat v + \epsilon^2}
 
   C is the distance that a typical step moves the weight: the rate times the
   root mean square of its gradients (a running mean, corrected for its start at
   0 as in Adam). A weight that moved by k such steps gets its gradient divided
-  by 1 + k, however many updates that took; one that stayed is left alone.
+  by 1 + k, however many updates that took; one that stayed is left alone. How
+  to measure a typical step is our reading of the paper; it needs no copy of
+  older weights.
 
   `update` needs the current params and the keyword `stale_params`, the weights
   that the gradient was computed on. It comes before any sum of gradients.
@@ -65,15 +67,21 @@ def gap_aware(
   _checks.check_fraction('decay', decay)
   _checks.check_positive('epsilon', epsilon)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> GapAwareState:
+    _trees.require_real('gap_aware', params)
     return GapAwareState(
       gap_decay_product=jnp.ones((), jnp.float32),
       gap_mean_square=_trees.zeros_for_sums(params),
     )
 
   def update_fn(
-    updates, state, params=None, *, stale_params=None, **extra_args
-  ):
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
+    *,
+    stale_params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, GapAwareState]:
     del extra_args  # Other links of the chain may need them.
     params = _trees.require_params('gap_aware', params)
     stale_params = _trees.require_stale_params('gap_aware', stale_params)
@@ -82,8 +90,9 @@ def gap_aware(
     )
     decay_product = (state.gap_decay_product * decay).astype(jnp.float32)
 
-    def damp(gradient, now, read, v):
-      typical_step = rate * (jnp.sqrt(v / (1 - decay_product)) + epsilon)
+    def damp(gradient: Any, now: Any, read: Any, v: Any) -> jax.Array:
+      # The epsilon is in the root, or its slope at 0 would be infinite.
+      typical_step = rate * jnp.sqrt(v / (1 - decay_product) + epsilon**2)
       gap = 1 + jnp.abs(now - read) / typical_step
       return jnp.astype(gradient / gap, jnp.result_type(gradient))
 

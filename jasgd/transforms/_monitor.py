@@ -56,12 +56,11 @@ def monitor_staleness(
     >>> print(optax.tree.get(state, 'staleness_histogram'))
     [1 2 0 1]
   """
-  if isinstance(num_bins, bool) or not isinstance(num_bins, int):
-    raise ValueError(f'num_bins must be an int, got {num_bins!r}.')
-  _checks.check_at_least('num_bins', num_bins, 1)
+  num_bins = _checks.check_whole('num_bins', num_bins, 1)
 
-  def init_fn(params):
-    del params
+  def init_fn(params: optax.Params) -> MonitorStalenessState:
+    if measure_gap:
+      _trees.require_real('monitor_staleness(measure_gap=True)', params)
     zero = jnp.zeros((), jnp.float32)
     return MonitorStalenessState(
       staleness_count=_staleness.zero_clock(),
@@ -74,15 +73,15 @@ def monitor_staleness(
     )
 
   def update_fn(
-    updates,
-    state,
-    params=None,
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
     *,
-    staleness=None,
-    read_clock=None,
-    stale_params=None,
-    **extra_args,
-  ):
+    staleness: _staleness.Staleness = None,
+    read_clock: _staleness.Staleness = None,
+    stale_params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, MonitorStalenessState]:
     del extra_args  # Other links of the chain may need them.
     count = state.staleness_count
     tau = _staleness.resolve_staleness(count, staleness, read_clock)

@@ -1,11 +1,12 @@
 """Scaling by staleness: the plain way to make a chain stale-aware."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jasgd.transforms import _checks
 from jasgd.transforms import _staleness
 from jasgd.transforms import _trees
 from jasgd.transforms import policies
@@ -55,7 +56,7 @@ def scale_by_staleness(
   """
   policy = policies.make_policy(policy)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> ScaleByStalenessState:
     del params
     return ScaleByStalenessState(
       clock=_staleness.zero_clock(),
@@ -63,14 +64,14 @@ def scale_by_staleness(
     )
 
   def update_fn(
-    updates,
-    state,
-    params=None,
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
     *,
-    staleness=None,
-    read_clock=None,
-    **extra_args,
-  ):
+    staleness: _staleness.Staleness = None,
+    read_clock: _staleness.Staleness = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, ScaleByStalenessState]:
     del params, extra_args  # Other links of the chain may need them.
     tau = _staleness.resolve_staleness(state.clock, staleness, read_clock)
     updates = _trees.scale_tree(updates, policy(tau, state.clock))
@@ -124,6 +125,7 @@ def staleness_aware(
     <https://arxiv.org/abs/1511.05950>`_, 2016
   """
   scaling = scale_by_staleness(policy)
+  optimizer = _checks.check_optimizer(optimizer)
   if where == 'gradients':
     return optax.chain(scaling, optimizer)
   if where == 'updates':

@@ -25,8 +25,8 @@ def resolve_staleness(
       None.
 
   Returns:
-    tau. A traced value below 0 cannot raise and counts as 0, because a
-    gradient cannot be fresher than fresh.
+    tau. A jax array below 0 cannot raise without waiting for its value; it
+    counts as 0, because a gradient cannot be fresher than fresh.
 
   Raises:
     ValueError: if neither is given, or a concrete one makes no sense.
@@ -36,7 +36,9 @@ def resolve_staleness(
     tau = jnp.asarray(staleness)
   elif read_clock is not None:
     _check_scalar('read_clock', read_clock)
-    tau = clock - jnp.asarray(read_clock).astype(clock.dtype)
+    if not jnp.issubdtype(jnp.result_type(read_clock), jnp.integer):
+      raise ValueError(f'read_clock must be whole, got {read_clock!r}.')
+    tau = clock - jnp.asarray(read_clock, clock.dtype)
   else:
     raise ValueError(
       'update() needs the keyword `staleness` (updates made since the weights '
@@ -76,3 +78,4 @@ def _check_scalar(name: str, value: jax.typing.ArrayLike) -> None:
   # A jax.Array may still be computing; looking at it would wait for it.
   if not isinstance(value, jax.Array):
     _checks.check_at_least(name, value, 0)
+    _checks.check_at_most(name, value, jnp.iinfo(jnp.int32).max)

@@ -40,8 +40,12 @@ def scale_tree(
   gradient that nobody wants must not end the run.
   """
   factor = jnp.asarray(factor)
+  if factor.ndim != 0:
+    raise ValueError(
+      f'A policy must give one number per gradient, got shape {factor.shape}.'
+    )
 
-  def scale(leaf):
+  def scale(leaf: Any) -> jax.Array:
     scaled = jnp.astype(leaf * factor, jnp.result_type(leaf))
     return jnp.where(factor == 0, jnp.zeros_like(scaled), scaled)
 
@@ -59,10 +63,42 @@ def zeros_for_sums(tree: optax.Params) -> optax.Params:
 
 
 def cast_like(tree: Any, like: Any) -> Any:
-  """Gives each leaf of `tree` the dtype of its fellow in `like`."""
-  return jax.tree.map(
-    lambda leaf, fellow: leaf.astype(fellow.dtype), tree, like
-  )
+  """Gives each leaf of `tree` the dtype of its fellow in `like`.
+
+  A state may hold what has no dtype to speak of (Python numbers) or one that
+  cannot be cast (random keys); such leaves are left as they are.
+  """
+
+  def cast(leaf: Any, fellow: Any) -> Any:
+    dtype = getattr(fellow, 'dtype', None)
+    if dtype is None or getattr(leaf, 'dtype', None) == dtype:
+      return leaf
+    return jnp.astype(leaf, dtype)
+
+  return jax.tree.map(cast, tree, like)
+
+
+def step_or_wait(
+  is_due: jax.typing.ArrayLike,
+  step: Callable[[Any], tuple[optax.Updates, Any]],
+  state: Any,
+) -> tuple[optax.Updates, Any]:
+  """`step(state)` if it is due; otherwise zero updates and the same state."""
+
+  def wait(state: Any) -> tuple[optax.Updates, Any]:
+    like_updates, _ = jax.eval_shape(step, state)
+    return jax.tree.map(jnp.zeros_like, like_updates), state
+
+  return jax.lax.cond(is_due, step, wait, state)
+
+
+def require_real(name: str, params: optax.Params) -> None:
+  """Raises a ValueError if a leaf is complex."""
+  for leaf in jax.tree.leaves(params):
+    if jnp.iscomplexobj(leaf):
+      raise ValueError(
+        f'{name} is defined for real weights, got {jnp.result_type(leaf)}.'
+      )
 
 
 def require_params(name: str, params: optax.Params | None) -> optax.Params:
@@ -92,8 +128,8 @@ def update_mean_square(
 ) -> Any:
   """The running mean of the squared updates, in its own dtypes."""
 
-  def mix(v, u):
+  def mix(v: jax.Array, u: Any) -> jax.Array:
     u = jnp.astype(u, v.dtype)
-    return (decay * v + (1 - decay) * u * u).astype(v.dtype)
+    return jnp.astype(decay * v + (1 - decay) * u * u, v.dtype)
 
   return jax.tree.map(mix, mean_square, updates)

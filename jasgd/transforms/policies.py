@@ -1,8 +1,9 @@
 r"""Policies: how much a gradient of staleness tau still counts.
 
 A policy is a function `(tau, count) -> factor`. It is pure, works on traced
-arrays, and gives 1 for a fresh gradient (`fixed_fraction` apart). `count` is
-the number of updates made so far. Each function below builds one:
+arrays, and gives 1 for a fresh gradient (`fixed_fraction` and, once there were
+updates, `adadelay` apart). `count` is the number of updates made so far. Each
+function below builds one; get them with `from jasgd import policies`:
 
 =====================  ==========================================  ===========
 name                   factor                                      from
@@ -32,6 +33,23 @@ import jax
 import jax.numpy as jnp
 
 from jasgd.transforms import _checks
+
+__all__ = [
+  'NAMES',
+  'Policy',
+  'PolicyLike',
+  'adadelay',
+  'constant',
+  'drop_above',
+  'exponential',
+  'fixed_fraction',
+  'hinge',
+  'inverse',
+  'inverse_plus_one',
+  'make_policy',
+  'polynomial',
+  'tail',
+]
 
 ArrayLike = jax.typing.ArrayLike
 Policy = Callable[[Any, Any], ArrayLike]
@@ -127,7 +145,10 @@ def exponential(decay: ArrayLike = 0.2) -> Policy:
     0.3679
 
   References:
-    Damaskinos et al., `Asynchronous Byzantine Machine Learning
+    Chan and Lane, `Distributed asynchronous optimization of convolutional
+    neural networks
+    <https://www.isca-archive.org/interspeech_2014/chan14_interspeech.html>`_,
+    2014; Damaskinos et al., `Asynchronous Byzantine Machine Learning
     <https://proceedings.mlr.press/v80/damaskinos18a.html>`_, 2018
   """
   _checks.check_at_least('decay', decay, 0)

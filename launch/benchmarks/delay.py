@@ -13,6 +13,7 @@ most 1.15 x the step without delay plus two copies.
 from collections.abc import Callable
 import math
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,17 +46,21 @@ def make_program(
   # which a processor is slow at.
   inputs, targets = jax.random.normal(jax.random.key(0), (2, BATCH, width))
 
-  def step(params, state, inputs, targets):
+  def step(
+    params: jax.Array, state: Any, inputs: jax.Array, targets: jax.Array
+  ) -> tuple[Any, ...]:
     grads = jax.grad(lambda w: jnp.mean(jnp.square(inputs @ w - targets)))(
       params
     )
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state, inputs, targets
 
-  def steps(*carry):
+  def steps(*carry: Any) -> tuple[Any, ...]:
     if num_steps == 1:
       return step(*carry)
-    return jax.lax.fori_loop(0, num_steps, lambda _, c: step(*c), carry)
+    return jax.lax.scan(
+      lambda carry, _: (step(*carry), None), carry, length=num_steps
+    )[0]
 
   params = jnp.full((width, width), 1 / width)
   return timing.Program(
@@ -69,15 +74,15 @@ def make_program(
 def make_copy(width: int, num_steps: int) -> timing.Program:
   """Streams one gradient from a buffer into another that is there already."""
 
-  def copy(i, buffers):
+  def copy(buffers: Any, i: Any) -> tuple[Any, None]:
     source, _ = buffers
     # A factor that differs each time, or XLA would copy once and for all.
-    return source, source * (i + 1.0)
+    return (source, source * i), None
 
-  def copies(*buffers):
+  def copies(*buffers: jax.Array) -> tuple[jax.Array, ...]:
     if num_steps == 1:
-      return copy(1, buffers)
-    return jax.lax.fori_loop(0, num_steps, copy, buffers)
+      return copy(buffers, 2.0)[0]
+    return jax.lax.scan(copy, buffers, jnp.arange(1.0, num_steps + 1))[0]
 
   gradient = jnp.ones((width, width))
   return timing.Program(

@@ -16,7 +16,7 @@ class Program:
     carry: tuple[Any, ...],
     num_steps: int,
     num_warm_up: int = 1,
-  ):
+  ) -> None:
     """Prepares a program.
 
     Args:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from jasgd import traces
 from launch import digits
 from launch.benchmarks import timing
 
@@ -65,14 +66,36 @@ def test_train_refuses_a_bad_config():
   done = _train('--config.rate=-1', '--config.batch=0', '--config.momentum=2')
   assert done.returncode == 1
   for problem in (
-    'rate must be above 0, got -1.0',
+    'rate must be finite and above 0, got -1.0',
     'batch must be from 1 to 1437, got 0',
     'momentum must be in [0, 1), got 2.0',
   ):
     assert problem in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize('suite', ['delay', 'import'])
+@pytest.mark.parametrize(
+  ('changes', 'problem'),
+  [
+    ({'delays': ()}, 'delays must be one or more whole numbers'),
+    ({'delays': ('abc',)}, 'delays must be one or more whole numbers'),
+    ({'delays': (0.5,)}, 'delays must be one or more whole numbers'),
+    ({'rate': float('inf')}, 'rate must be finite'),
+    ({'num_epochs': 0}, 'num_epochs must be at least 1, got 0'),
+    ({'seed': -1}, 'seed must be at least 0, got -1'),
+  ],
+)
+def test_bad_configs_are_named(changes, problem):
+  with pytest.raises(ValueError, match=problem):
+    digits.Config(**changes).validate()
+
+
+def test_a_plot_needs_a_folder():
+  done = _train('--plot=no_such_folder/x.png')
+  assert done.returncode == 1
+  assert "no folder for 'no_such_folder/x.png'" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize('suite', ['delay', 'import', 'simulator'])
 def test_benchmark(suite):
   done = _run(
     sys.executable, '-m', 'launch.benchmark', f'--suite={suite}', '--quick'
@@ -83,7 +106,8 @@ def test_benchmark(suite):
     rows = [line for line in table if re.search(r' (step|scan) +\d', line)]
     assert len(rows) == 2 * 2 * 3
   else:
-    assert any(line.startswith('all of jasgd') for line in table)
+    last = {'import': 'all of jasgd', 'simulator': 'hardsync, network'}[suite]
+    assert table[-1].startswith(last)
 
 
 def test_benchmark_wants_a_suite():
@@ -113,6 +137,47 @@ def test_timing_takes_the_best_turn():
   )
   assert set(times) == {'a', 'b'}
   assert 0 < times['a'] < 1
+
+
+def test_simulate_writes_a_trace_and_pictures(tmp_path):
+  done = _run(
+    sys.executable,
+    '-m',
+    'launch.simulate',
+    f'--workdir={tmp_path}/work',
+    '--config.num_gradients=2000',
+    '--config.protocol.name=softsync',
+    '--config.protocol.arguments=(4,)',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'softsync(4)' in done.stdout
+  trace = traces.Trace.load(tmp_path / 'work/trace')
+  assert trace.num_gradients == 2000
+  assert trace.header['config']['protocol']['name'] == 'softsync'
+  assert f'mean {trace.staleness[: 4 * trace.num_updates].mean():.2f}' in (
+    done.stdout
+  )
+  for name in ('staleness.png', 'timeline.png'):
+    assert (tmp_path / 'work' / name).read_bytes().startswith(b'\x89PNG')
+
+
+def test_simulate_refuses_a_bad_config(tmp_path):
+  done = _run(
+    sys.executable,
+    '-m',
+    'launch.simulate',
+    f'--workdir={tmp_path}',
+    '--config.protocol.name=hardsink',
+    '--config.time.arguments=(-1.0, 0.2)',
+    '--config.num_gradients=0',
+  )
+  assert done.returncode == 1
+  for problem in (
+    "Unknown protocol 'hardsink'. Known: asynchronous",
+    'mean must be finite and above 0, got -1.0',
+    'num_gradients must be at least 1, got 0',
+  ):
+    assert problem in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_softsync_against_numpy(optimizer, reference):
         jnp.asarray(gradient, jnp.float32), state, params, staleness=tau
       )
       np.testing.assert_array_equal(updates, np.zeros(5))
-      trees.assert_same_bits(new_state.optimizer_state, state.optimizer_state)
+      trees.assert_same_bits(new_state.per_update_state, state.per_update_state)
       state = new_state
     updates, state = update(
       jnp.asarray(group[-1], jnp.float32), state, params, staleness=TAUS[-1]
@@ -73,8 +73,8 @@ def test_softsync_against_numpy(optimizer, reference):
       (factors[:, None] * group).mean(axis=0)
     )
     np.testing.assert_allclose(params, expected, rtol=1e-4, atol=1e-5)
-    assert optax.tree.get(state, 'clock') == i + 1
-    assert optax.tree.get(state, 'mean_staleness') == np.mean(TAUS)
+    assert optax.tree.get(state, 'server_clock') == i + 1
+    assert optax.tree.get(state, 'last_group_staleness') == np.mean(TAUS)
     assert optax.tree.get(state, 'group_size') == 0
 
 
@@ -94,7 +94,7 @@ def test_a_group_of_one_is_the_optimizer_bit_for_bit(optimizer, dtype):
     updates, state = update(gradients, state, params, staleness=i)
     expected, plain_state = plain(gradients, plain_state, params)
     trees.assert_same_bits(updates, expected)
-    trees.assert_same_bits(state.optimizer_state, plain_state)
+    trees.assert_same_bits(state.per_update_state, plain_state)
     # -0.0 among them: a sum that starts at +0.0 would lose its sign.
     gradients = jax.tree.map(
       lambda p, i=i: (-p * jnp.sin(i + 1.0)).astype(dtype), params
@@ -107,11 +107,11 @@ def test_read_clock_counts_updates_not_gradients():
   state = softsync.init(x)
   for clock in range(3):
     for _ in range(2):
-      assert state.clock == clock
+      assert state.server_clock == clock
       updates, state = softsync.update(x, state, x, read_clock=0)
     factor = 1 / max(clock, 1)
     np.testing.assert_allclose(updates, -factor, rtol=1e-6)
-    assert state.mean_staleness == clock
+    assert state.last_group_staleness == clock
 
 
 def test_the_count_of_a_policy_is_the_clock():

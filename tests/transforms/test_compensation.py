@@ -1,5 +1,6 @@
 """`delay_compensation` and `gap_aware`."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -105,7 +106,7 @@ def test_gap_aware_against_numpy():
   for step in range(10):
     gradient, now, read = rng.normal(size=(3, 4))
     mean_square = 0.9 * mean_square + 0.1 * gradient**2
-    typical = 0.3 * (np.sqrt(mean_square / (1 - 0.9 ** (step + 1))) + 1e-8)
+    typical = 0.3 * np.sqrt(mean_square / (1 - 0.9 ** (step + 1)) + 1e-16)
     expected = gradient / (1 + np.abs(now - read) / typical)
     updates, state = transform.update(
       jnp.asarray(gradient, jnp.float32),
@@ -156,3 +157,27 @@ def test_both_weights_are_required(transform):
 def test_impossible_parameters(build, message):
   with pytest.raises(ValueError, match=message):
     build()
+
+
+def test_gap_aware_can_be_differentiated_at_zero():
+  transform = jasgd.gap_aware(0.1)
+  x = jnp.array([0.0, 1.0])
+
+  def total(gradient):
+    return jnp.sum(_compensate(transform, gradient, x, x + 1.0))
+
+  assert jnp.all(jnp.isfinite(jax.grad(total)(x)))
+
+
+@pytest.mark.parametrize(
+  'transform',
+  [
+    jasgd.delay_compensation(),
+    jasgd.gap_aware(0.1),
+    jasgd.monitor_staleness(measure_gap=True),
+  ],
+  ids=['delay_compensation', 'gap_aware', 'monitor_staleness'],
+)
+def test_complex_weights_are_refused(transform):
+  with pytest.raises(ValueError, match='real weights, got complex64'):
+    transform.init(jnp.ones(2, jnp.complex64))

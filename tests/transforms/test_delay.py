@@ -192,7 +192,7 @@ def test_the_ring_outlives_the_counter():
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    ((-1,), 'num_updates must be at least 0, got -1'),
+    ((-1,), 'num_updates must be an int of at least 0, got -1'),
     ((5, 3), 'num_updates must be from 0 to max_delay=3, got 5'),
     ((jnp.asarray(2),), 'needs max_delay'),
     ((lambda count: 2,), 'needs max_delay'),
@@ -200,8 +200,10 @@ def test_the_ring_outlives_the_counter():
     ((jnp.asarray(9), 3), 'must be from 0 to max_delay=3, got 9'),
     ((jnp.asarray([1, 2]), 3), 'an integer scalar'),
     ((1.5, 3), 'an int, an integer scalar or a function'),
-    ((1, 2.5), 'max_delay must be an int, got 2.5'),
-    ((0, -1), 'max_delay must be at least 0, got -1'),
+    ((1, 2.5), 'max_delay must be an int of at least 0, got 2.5'),
+    ((0, -1), 'max_delay must be an int of at least 0, got -1'),
+    (('3', 4), "num_updates must be an int.* got '3'"),
+    ((True, 4), 'num_updates must be an int'),
   ],
 )
 def test_impossible_delays(arguments, message):
@@ -209,3 +211,68 @@ def test_impossible_delays(arguments, message):
     jasgd.delay(*arguments)
   with pytest.raises(ValueError, match=message):
     jasgd.delayed(optax.sgd(0.1), *arguments)
+
+
+def test_bfloat16_survives_the_ring_bit_by_bit():
+  values = jnp.array([1.0, -0.0, 3e38, 1e-40, jnp.inf, jnp.nan], jnp.bfloat16)
+  line = jasgd.delay(1)
+  _, state = line.update(values, line.init(values))
+  late, _ = line.update(jnp.zeros_like(values), state)
+  trees.assert_same_bits(late, values)
+
+
+def test_integers_of_16_bits_are_not_taken_for_bfloat16():
+  values = jnp.array([1, 65535], jnp.uint16)
+  line = jasgd.delay(1)
+  _, state = line.update(values, line.init(values))
+  late, _ = line.update(jnp.zeros_like(values), state)
+  trees.assert_same_bits(late, values)
+
+
+@pytest.mark.parametrize(
+  'wrap',
+  [
+    lambda optimizer: jasgd.delayed(optimizer, 0),
+    lambda optimizer: jasgd.delayed(optimizer, 2),
+    lambda optimizer: jasgd.softsync(optimizer, 1),
+    lambda optimizer: jasgd.softsync(optimizer, 2),
+  ],
+)
+def test_any_state_can_be_wrapped(wrap):
+  """Random keys; and a momentum that would drift from bfloat16 to float32."""
+  noisy = wrap(
+    optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1))
+  )
+  x = jnp.ones(3)
+  state = noisy.init(x)
+  for _ in range(4):
+    updates, state = jax.jit(noisy.update)(x, state, x, staleness=0)
+  assert jnp.all(jnp.isfinite(updates))
+  drifting = wrap(optax.sgd(0.1, momentum=0.9))
+  params = jnp.ones(3, jnp.bfloat16)
+  state = drifting.init(params)
+  for _ in range(4):
+    _, new_state = jax.jit(drifting.update)(
+      params.astype(jnp.float32), state, params, staleness=0
+    )
+    trees.assert_same_types(new_state, state)
+    state = new_state
+
+
+@pytest.mark.parametrize(
+  'build',
+  [
+    lambda: jasgd.delayed('sgd', 2),
+    lambda: jasgd.softsync(0.1, 2),
+    lambda: jasgd.staleness_aware(None),
+  ],
+)
+def test_what_is_no_optimizer(build):
+  with pytest.raises(ValueError, match='must be an optax'):
+    build()
+
+
+def test_a_delay_that_is_drawn_must_be_whole():
+  line = jasgd.delay(lambda count: 2.7, max_delay=4)
+  with pytest.raises(ValueError, match=r'num_updates must be an int.* 2\.7'):
+    line.update(jnp.ones(()), line.init(jnp.ones(())))

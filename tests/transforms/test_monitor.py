@@ -68,8 +68,7 @@ def test_names_do_not_clash_with_other_links():
     jasgd.delay_compensation(adaptive=True),
     jasgd.gap_aware(0.1),
     jasgd.scale_by_staleness('inverse'),
-    jasgd.delay(2),
-    optax.adam(0.1),
+    jasgd.delayed(jasgd.softsync(optax.adam(0.1), 2), 3),
   )
   state = chain.init(jnp.array(1.0))
   for name in (
@@ -84,11 +83,18 @@ def test_names_do_not_clash_with_other_links():
     'gap_mean_square',
     'ring',
     'num_received',
+    'num_applied',
+    'optimizer_state',
+    'server_clock',
+    'group_size',
+    'last_group_staleness',
+    'per_update_state',
+    'count',
   ):
     assert optax.tree.get(state, name) is not None, name
 
 
-@pytest.mark.parametrize('num_bins', [0, -1, 2.0, True])
+@pytest.mark.parametrize('num_bins', [0, -1, 2.0, True, '3'])
 def test_impossible_bins(num_bins):
   with pytest.raises(ValueError, match=f'num_bins must be .*{num_bins}'):
     jasgd.monitor_staleness(num_bins)

@@ -46,6 +46,9 @@ def test_neither_is_an_error_that_names_both():
     ({'staleness': np.float32('nan')}, 'staleness must be finite, got nan'),
     ({'read_clock': -2}, 'read_clock must be at least 0, got -2'),
     ({'staleness': jnp.arange(3)}, r'must be a scalar, got shape \(3,\)'),
+    ({'staleness': 2**40}, 'staleness must be at most 2147483647'),
+    ({'staleness': '3'}, "staleness must be a number, got '3'"),
+    ({'read_clock': 2.7}, 'read_clock must be whole, got 2.7'),
   ],
 )
 def test_impossible_staleness(arguments, message):
@@ -134,3 +137,9 @@ def test_explicit_momentum():
     jasgd.explicit_momentum(1.5, 4)
   with pytest.raises(ValueError, match='num_learners must be at least 1'):
     jasgd.explicit_momentum(0.9, 0)
+
+
+def test_a_policy_gives_one_number():
+  scale = jasgd.scale_by_staleness(lambda tau, count: jnp.ones(3))
+  with pytest.raises(ValueError, match=r'one number .* got shape \(3,\)'):
+    scale.update(GRADIENT, scale.init(GRADIENT), staleness=1)

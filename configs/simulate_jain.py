@@ -1,0 +1,14 @@
+"""Sixteen asynchronous learners, as in figure 1 of Jain et al. (2018).
+
+Times per gradient are N(1, 0.2^2), 10,000 gradients. The paper's histogram of
+staleness is centred at 15 = N - 1 with a standard deviation of about 3.5.
+
+  python -m launch.simulate --config=configs/simulate_jain.py --workdir=/tmp/a
+"""
+
+from jasgd import experiment
+
+
+def get_config() -> experiment.SimulationConfig:
+  """The defaults are those of the figure."""
+  return experiment.SimulationConfig()

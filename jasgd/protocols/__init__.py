@@ -1,0 +1,61 @@
+"""When the server updates, and who waits: state machines without weights.
+
+=======================  =======================================  ============
+protocol                 an update takes                          who waits
+=======================  =======================================  ============
+`hardsync()`             a gradient of every learner              all
+`backup(b)`              all but b, of the current clock          those in time
+`softsync(n)`            1/n of the learners' number, any         nobody
+`asynchronous()`         one                                      nobody
+`constant_delay(d)`      one, of d + 1 learners in rotation       nobody
+`downpour(push, fetch)`  one push of several local steps          nobody
+`ssp(s)`                 one                                      the fastest
+`rennala(s)`             s of the current clock                   nobody
+`ringmaster(r)`          one of staleness r or less               nobody
+`ramp_up(p, k)`          as p; learners enter over k updates      as p
+=======================  =======================================  ============
+
+Each function builds a fresh protocol; `describe()` says in words who waits for
+what.
+
+Examples:
+  >>> from jasgd import protocols
+  >>> protocol = protocols.softsync(2)
+  >>> protocol.init(num_learners=4)
+  >>> protocol.on_push(learner=0, step=0, read_clock=0).updates
+  False
+  >>> protocol.on_push(learner=0, step=1, read_clock=0).updates
+  True
+  >>> protocol.clock
+  1
+"""
+
+from jasgd.protocols._base import Decision
+from jasgd.protocols._base import Fate
+from jasgd.protocols._base import Protocol
+from jasgd.protocols._counting import Asynchronous as asynchronous
+from jasgd.protocols._counting import ConstantDelay as constant_delay
+from jasgd.protocols._counting import Downpour as downpour
+from jasgd.protocols._counting import Rennala as rennala
+from jasgd.protocols._counting import Ringmaster as ringmaster
+from jasgd.protocols._counting import Softsync as softsync
+from jasgd.protocols._quorum import Hardsync as backup
+from jasgd.protocols._quorum import Hardsync as hardsync
+from jasgd.protocols._ramp_up import RampUp as ramp_up
+from jasgd.protocols._ssp import Ssp as ssp
+
+__all__ = [
+  'Decision',
+  'Fate',
+  'Protocol',
+  'asynchronous',
+  'backup',
+  'constant_delay',
+  'downpour',
+  'hardsync',
+  'ramp_up',
+  'rennala',
+  'ringmaster',
+  'softsync',
+  'ssp',
+]

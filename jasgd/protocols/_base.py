@@ -1,0 +1,142 @@
+"""What every protocol has in common: who is there, and the clock."""
+
+import enum
+from typing import Any, NamedTuple
+
+
+class Fate(enum.IntEnum):
+  """What became of a gradient. The numbers are those in a trace's file."""
+
+  APPLIED = 0
+  PENDING = 1  # In the sum of an update that was not made (yet).
+  DROPPED_LATE = 2  # Came after its update was made without it.
+  DROPPED_STALE = 3  # Was computed on weights that are too old.
+  DROPPED_LOST = 4  # Was computed on weights of a server that is gone.
+
+
+class Decision(NamedTuple):
+  """What the server does after an event."""
+
+  fate: Fate | None  # Of the gradient that came; None if none came.
+  updates: bool  # Whether the server updates the weights now.
+  released: tuple[int, ...]  # Learners that go on, in this order.
+
+
+class Protocol:
+  """When the server updates, and who waits: a state machine without weights.
+
+  A protocol is driven by events, one at a time: `on_push`, `on_join`,
+  `on_leave`. It answers each with a `Decision`. The simulator and a real server
+  drive the same object. It is deterministic, takes O(log N) per event, and its
+  state can be saved as JSON at any time.
+
+  A gradient counts for the update that comes next, so its fate is `APPLIED`
+  when the protocol takes it, even if the update waits for others.
+
+  Attributes:
+    clock: Number of updates made.
+    alive: The learners that have joined and not left.
+  """
+
+  # Steps that a learner computes before it pushes, and before it pulls again.
+  steps_per_push: int = 1
+  steps_per_fetch: int = 1
+
+  def __init__(self) -> None:
+    self.clock = 0
+    self.alive: set[int] = set()
+
+  # --- What a subclass says.
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    raise NotImplementedError
+
+  def check(self, num_learners: int) -> None:
+    """Raises a ValueError if this many learners could never make an update."""
+    if num_learners < 1:
+      raise ValueError(f'num_learners must be at least 1, got {num_learners}.')
+
+  def _push(self, learner: int, read_clock: int) -> Decision:
+    """Handles a gradient; the base class counts the update, if there is one."""
+    raise NotImplementedError
+
+  def _change(self) -> Decision:
+    """Handles that `alive` has changed: a quorum may be met now."""
+    return Decision(None, False, ())
+
+  def _join(self, learner: int) -> None:
+    """Keeps the books of a learner that has joined."""
+
+  def _leave(self, learner: int) -> None:
+    """Closes the books of a learner that has left."""
+
+  def _save(self) -> dict[str, Any]:
+    """The subclass's own state, as JSON can hold it."""
+    return {}
+
+  def _restore(self, state: dict[str, Any]) -> None:
+    """The inverse of `_save`."""
+
+  # --- What its users call.
+
+  def init(self, num_learners: int) -> None:
+    """Starts anew, with the learners 0 to num_learners - 1."""
+    self.check(num_learners)
+    self.restore({'clock': 0, 'alive': [], **self._fresh()})
+    for learner in range(num_learners):
+      self.on_join(learner)
+
+  def on_push(self, learner: int, step: int, read_clock: int) -> Decision:
+    """A gradient came, the learner's `step`-th, computed at `read_clock`."""
+    if learner not in self.alive:
+      raise ValueError(
+        f'Learner {learner} pushed step {step} and is not there: join first.'
+      )
+    return self._count(self._push(learner, read_clock))
+
+  def on_join(self, learner: int) -> Decision:
+    """A learner came; it is among those released once it may start."""
+    if learner in self.alive:
+      raise ValueError(f'Learner {learner} has joined already.')
+    self.alive.add(learner)
+    self._join(learner)
+    return Decision(None, False, (learner,))
+
+  def on_leave(self, learner: int) -> Decision:
+    """A learner finished or was lost; the others must not wait for it."""
+    if learner not in self.alive:
+      raise ValueError(f'Learner {learner} left and was not there.')
+    self.alive.remove(learner)
+    self._leave(learner)
+    return self._count(self._change())
+
+  def save(self) -> dict[str, Any]:
+    """The whole state, as JSON can hold it."""
+    return {'clock': self.clock, 'alive': sorted(self.alive), **self._save()}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Goes on from a state that `save` gave."""
+    self.clock = state['clock']
+    self.alive = set(state['alive'])
+    self._restore(state)
+
+  def _fresh(self) -> dict[str, Any]:
+    """What `_save` gives before anything has happened."""
+    return {}
+
+  def _count(self, decision: Decision) -> Decision:
+    """Advances the clock if the decision is to update."""
+    if decision.updates:
+      self.clock += 1
+    return decision
+
+
+def check_count(name: str, value: Any, minimum: int) -> int:
+  """A whole number >= `minimum`, or a ValueError that says so."""
+  is_whole = isinstance(value, int) and not isinstance(value, bool)
+  if not is_whole or value < minimum:
+    raise ValueError(
+      f'{name} must be a whole number of at least {minimum}, got {value!r}.'
+    )
+  return value

@@ -1,0 +1,264 @@
+"""The event loop: a protocol, driven through virtual time.
+
+Events at equal times are handled one by one, by learner. A learner has at most
+one event under way: its gradient, on the way to the server.
+"""
+
+from collections.abc import Iterator, Sequence
+import heapq
+import itertools
+from typing import Any
+
+import numpy as np
+
+from jasgd import protocols
+from jasgd import traces
+from jasgd.simulation import _failures
+from jasgd.simulation import _network
+from jasgd.simulation import _times
+
+# What an event is about; at equal times and learner they come in this order.
+_BACK, _GONE, _COMPUTED, _ARRIVED = range(4)
+
+# What is written down of an event; the release time is kept apart, because it
+# is known later.
+_COLUMNS = (
+  'kind',
+  'fate',
+  'learner',
+  'step',
+  'read_clock',
+  'arrive_clock',
+  'apply_clock',
+  'start_time',
+  'compute_time',
+  'arrive_time',
+)
+
+
+def _iterate_update_times(
+  network: _network.Network, seed: int
+) -> Iterator[float]:
+  """The durations of the server's updates, one after another."""
+  time = network.server_time
+  if not isinstance(time, _times.ComputeTime):
+    return itertools.repeat(time / network.num_shards)
+  blocks = (
+    time.table(seed, 1000 * i, 1000, 1, stream=_times.SERVER)
+    for i in itertools.count()
+  )
+  return (
+    duration / network.num_shards
+    for block in blocks
+    for duration in block[:, 0].tolist()
+  )
+
+
+class EventLoop:
+  """A simulation under way."""
+
+  def __init__(
+    self,
+    protocol: protocols.Protocol,
+    num_learners: int,
+    compute: _times.ComputeTime,
+    network: _network.Network,
+    failures: Sequence[_failures.Failure],
+    seed: int,
+    overlap: bool,
+  ) -> None:
+    """Starts all learners at time 0."""
+    self._protocol = protocol
+    self._num_learners = num_learners
+    self._compute = compute
+    self._seed = seed
+    self._overlap = overlap
+    self._rows: list[list[float]] = []  # Of the table of durations, as needed.
+    self._latency = network.latency
+    self._push_time = network.link_time(network.bytes_per_push)
+    self._pull_time = network.link_time(network.bytes_per_pull)
+    self._push_turn = network.server_link_time(network.bytes_per_push)
+    self._pull_turn = network.server_link_time(network.bytes_per_pull)
+    self._update_times = _iterate_update_times(network, seed)
+    self._is_free = network.is_free
+    self._in_free = self._out_free = self._server_free = 0.0
+    self._heap: list[tuple[float, int, int, int]] = []
+    # Per learner: pushes made, durations used, steps since the last fetch, the
+    # clock and the time of its weights, how long it computes, which life it is
+    # in, and the record of the push that it waits for an answer to.
+    self._step = [0] * num_learners
+    self._num_used = [0] * num_learners
+    self._since_fetch = [0] * num_learners
+    self._read_clock = [0] * num_learners
+    self._start = [0.0] * num_learners
+    self._duration = [0.0] * num_learners
+    self._life = [0] * num_learners
+    self._pushed: dict[int, int] = {}
+    self._computing: set[int] = set()
+    self._records: list[tuple[Any, ...]] = []
+    self._release_times: list[float] = []
+
+    protocol.init(num_learners)
+    inside = getattr(protocol, 'protocol', protocol).alive
+    for learner in sorted(inside):
+      self._fetch(learner, 0.0, 0)
+    for time, learner, until in failures:
+      heapq.heappush(self._heap, (time, learner, _GONE, 0))
+      if until < np.inf:
+        heapq.heappush(self._heap, (until, learner, _BACK, 0))
+
+  def run(self, num_gradients: int) -> tuple[np.ndarray, list[list[float]]]:
+    """Handles events until `num_gradients` gradients have arrived.
+
+    Args:
+      num_gradients: When to stop.
+
+    Returns:
+      The records, and [learner, step, read clock, start] of what is in flight.
+    """
+    num_arrived = 0
+    heap, life_of = self._heap, self._life
+    while heap and num_arrived < num_gradients:
+      time, learner, kind, life = heapq.heappop(heap)
+      if kind == _ARRIVED:
+        if life == life_of[learner]:  # Or it died on the way.
+          self._handle(learner, time)
+          num_arrived += 1
+      elif kind == _COMPUTED:
+        if life == life_of[learner]:
+          self._send(learner, time)
+      elif kind == _GONE:
+        self._lose(learner, time)
+      else:
+        self._welcome(learner, time)
+    return self._finish()
+
+  def _handle(self, learner: int, time: float) -> None:
+    """A gradient has arrived: the protocol decides."""
+    step, read_clock = self._step[learner], self._read_clock[learner]
+    clock = self._protocol.clock
+    fate, updates, released = self._protocol.on_push(learner, step, read_clock)
+    self._step[learner] = step + 1
+    self._computing.discard(learner)
+    now = max(time, self._server_free)
+    if updates:
+      now += next(self._update_times)
+      self._server_free = now
+    self._pushed[learner] = len(self._records)
+    self._records.append(
+      (
+        0,  # Kind.GRADIENT
+        fate,
+        learner,
+        step,
+        read_clock,
+        clock,
+        clock if fate == 0 else -1,  # Fate.APPLIED
+        self._start[learner],
+        self._duration[learner],
+        time,
+      )
+    )
+    self._release_times.append(np.nan)
+    new_clock = self._protocol.clock
+    for other in released:
+      # With overlap a learner has pulled before its own push was applied.
+      is_early = self._overlap and other == learner
+      self._release(other, now, clock if is_early else new_clock)
+
+  def _release(self, learner: int, time: float, clock: int) -> None:
+    """Lets a learner go on, with the weights of `clock` or on its own copy."""
+    index = self._pushed.pop(learner, None)
+    if index is not None:
+      self._release_times[index] = time
+      self._since_fetch[learner] += self._protocol.steps_per_push
+      if self._since_fetch[learner] < self._protocol.steps_per_fetch:
+        self._begin(learner, time)
+        return
+    self._fetch(learner, time, clock)
+
+  def _fetch(self, learner: int, time: float, clock: int) -> None:
+    """A learner gets the weights of `clock`."""
+    self._since_fetch[learner] = 0
+    self._read_clock[learner] = clock
+    self._start[learner] = time
+    if not self._is_free:
+      start = max(time, self._out_free)
+      self._out_free = start + self._pull_turn
+      time = start + self._pull_time + self._latency
+    self._begin(learner, time)
+
+  def _begin(self, learner: int, time: float) -> None:
+    """A learner computes as many gradients as it will push at once."""
+    first = self._num_used[learner]
+    end = self._num_used[learner] = first + self._protocol.steps_per_push
+    while end > len(self._rows):
+      self._draw_rows()
+    duration = 0.0
+    for row in range(first, end):
+      duration += self._rows[row][learner]
+    self._duration[learner] = duration
+    self._computing.add(learner)
+    kind = _ARRIVED if self._is_free else _COMPUTED
+    heapq.heappush(
+      self._heap, (time + duration, learner, kind, self._life[learner])
+    )
+
+  def _draw_rows(self) -> None:
+    """Draws some more rows of the table of durations."""
+    num_rows = max(1, (1 << 16) // self._num_learners)
+    table = self._compute.table(
+      self._seed, len(self._rows), num_rows, self._num_learners
+    )
+    self._rows.extend(table.tolist())
+
+  def _send(self, learner: int, time: float) -> None:
+    """A gradient waits for its turn on the server's link, and is sent."""
+    start = max(time + self._latency, self._in_free)
+    self._in_free = start + self._push_turn
+    event = (start + self._push_time, learner, _ARRIVED, self._life[learner])
+    heapq.heappush(self._heap, event)
+
+  def _lose(self, learner: int, time: float) -> None:
+    """A learner dies, and what it was computing with it."""
+    self._life[learner] += 1
+    self._computing.discard(learner)
+    self._pushed.pop(learner, None)
+    self._note(traces.Kind.LEAVE, learner, time)
+    self._follow(self._protocol.on_leave(learner), time)
+
+  def _welcome(self, learner: int, time: float) -> None:
+    """A learner comes back."""
+    self._note(traces.Kind.JOIN, learner, time)
+    self._follow(self._protocol.on_join(learner), time)
+
+  def _follow(self, decision: protocols.Decision, time: float) -> None:
+    """Lets those go on whom a coming or going has released."""
+    for learner in decision.released:
+      self._release(learner, time, self._protocol.clock)
+
+  def _note(self, kind: traces.Kind, learner: int, time: float) -> None:
+    """Writes down that a learner came or went."""
+    clock, step = self._protocol.clock, self._step[learner]
+    self._records.append(
+      (kind, 0, learner, step, clock, clock, -1, time, 0.0, time)
+    )
+    self._release_times.append(time)
+
+  def _finish(self) -> tuple[np.ndarray, list[list[float]]]:
+    """The records as an array, and what is in flight."""
+    records = np.zeros(len(self._records), traces.RECORD)
+    columns = zip(*self._records, strict=True)
+    for name, column in zip(_COLUMNS, columns, strict=False):
+      records[name] = column
+    records['release_time'] = self._release_times
+    in_flight = [
+      [
+        learner,
+        self._step[learner],
+        self._read_clock[learner],
+        self._start[learner],
+      ]
+      for learner in sorted(self._computing)
+    ]
+    return records, in_flight

@@ -1,0 +1,139 @@
+"""`simulate`: who computes what when, without any weights."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jasgd import protocols
+from jasgd import traces
+from jasgd.simulation import _events
+from jasgd.simulation import _failures
+from jasgd.simulation import _network
+from jasgd.simulation import _sorted
+from jasgd.simulation import _times
+
+
+def simulate(
+  protocol: protocols.Protocol,
+  *,
+  num_learners: int | None = None,
+  num_gradients: int,
+  compute: _times.ComputeTime | None = None,
+  network: _network.Network | None = None,
+  failures: Sequence[_failures.Failure] = (),
+  overlap: bool = False,
+  batch: int = 1,
+  seed: int = 0,
+) -> traces.Trace:
+  """Runs learners and a server in virtual time, and records what happens.
+
+  A push is handled atomically: staleness is measured, the protocol decides, the
+  clock advances by one if it updates, and only then does the learner's pull see
+  the newest weights. So with c gradients per update the mean staleness is
+  (num_learners - 1) / c, whatever the speeds; with overlap, where a learner
+  pulls before its push is applied, it is num_learners / c.
+
+  Args:
+    protocol: When the server updates and who waits: see `jasgd.protocols`.
+    num_learners: Number of learners. A constant delay knows its own.
+    num_gradients: How many gradients the server handles, dropped ones included.
+    compute: How long a gradient takes: see `jasgd.simulation`. By default 1.
+    network: How long messages and updates take. By default no time.
+    failures: Learners that die and come back.
+    overlap: Whether a learner pulls before its push is applied.
+    batch: Samples per gradient, for the `samples` of the trace.
+    seed: Of all random times. The same seed gives the same trace.
+
+  Returns:
+    The trace.
+
+  Raises:
+    ValueError: before any work, if an argument makes no sense.
+
+  Examples:
+    >>> from jasgd import protocols, simulation
+    >>> trace = simulation.simulate(
+    ...     protocols.asynchronous(), num_learners=4, num_gradients=8)
+    >>> print(trace.staleness)
+    [0 1 2 3 3 3 3 3]
+  """
+  compute = compute or _times.constant(1.0)
+  network = network or _network.Network()
+  if num_learners is None:
+    if not isinstance(protocol, protocols.constant_delay):
+      raise ValueError('num_learners must be given.')
+    num_learners = protocol.delay + 1
+  if num_gradients < 1:
+    raise ValueError(f'num_gradients must be at least 1, got {num_gradients}.')
+  if batch < 1:
+    raise ValueError(f'batch must be at least 1, got {batch}.')
+  if seed < 0:
+    raise ValueError(f'seed must be at least 0, got {seed}.')
+  protocol.check(num_learners)
+  network.check()
+  _failures.check_failures(failures, num_learners)
+  if isinstance(protocol, protocols.constant_delay) and not (
+    compute.is_constant and network.is_free and not failures
+  ):
+    raise ValueError(
+      'A constant delay comes from equal, constant times without a network or '
+      f'failures; got compute={compute.name}.'
+    )
+  if _nobody_waits(protocol) and network.is_free and not failures:
+    per_update = _gradients_per_update(protocol, num_learners)
+    records, in_flight = _sorted.simulate_sorted(
+      num_learners, num_gradients, per_update, compute, seed, overlap
+    )
+    last_clock = num_gradients // per_update
+  else:
+    records, in_flight = _events.EventLoop(
+      protocol, num_learners, compute, network, failures, seed, overlap
+    ).run(num_gradients)
+    last_clock = protocol.clock
+  _settle(records, last_clock, batch * protocol.steps_per_push)
+  return traces.Trace(
+    records,
+    {
+      'protocol': protocol.describe(),
+      'num_learners': num_learners,
+      'compute': compute.name,
+      'overlap': overlap,
+      'batch': batch,
+      'seed': seed,
+      'bytes_per_push': network.bytes_per_push,
+      'bytes_per_pull': network.bytes_per_pull,
+      'in_flight': in_flight,
+    },
+  )
+
+
+def _nobody_waits(protocol: protocols.Protocol) -> bool:
+  """Whether arrivals do not depend on the protocol, nor updates on clocks."""
+  return type(protocol) in (
+    protocols.asynchronous,
+    protocols.constant_delay,
+    protocols.softsync,
+  )
+
+
+def _gradients_per_update(
+  protocol: protocols.Protocol, num_learners: int
+) -> int:
+  """c, for a protocol in which nobody waits."""
+  if isinstance(protocol, protocols.softsync):
+    return max(1, num_learners // protocol.n)
+  return 1
+
+
+def _settle(
+  records: np.ndarray, last_clock: int, samples_per_push: int
+) -> None:
+  """Marks the gradients of the last, unfinished group, and counts samples."""
+  is_taken = (records['kind'] == traces.Kind.GRADIENT) & (
+    records['fate'] == protocols.Fate.APPLIED
+  )
+  is_pending = is_taken & (records['arrive_clock'] == last_clock)
+  records['fate'][is_pending] = protocols.Fate.PENDING
+  records['apply_clock'][is_pending] = -1
+  is_applied = is_taken & ~is_pending
+  records['samples'] = np.cumsum(is_applied) * samples_per_push

@@ -1,0 +1,191 @@
+"""The file of a trace: append-only, safe in a crash, memory-mappable.
+
+All numbers are little-endian, and checksums are CRC-32:
+
+======  =====  =================================================================
+offset  bytes
+======  =====  =================================================================
+0       8      `MAGIC`
+8       4      `VERSION` of the format
+12      4      bytes per record
+16      4      bytes of the header, n
+20      4      checksum of the header
+24      4      zero
+28      4      checksum of the 28 bytes before it
+32      n      the header: JSON, with spaces at its end so that the records
+               begin at a multiple of 64
+32 + n         records, to the end of the file
+======  =====  =================================================================
+
+The file appears whole with its header (it is written under another name first),
+and after that it only grows. So a crash can only leave part of a record at the
+end, and a reader needs no lock.
+"""
+
+import json
+import os
+import secrets
+import struct
+from typing import Any, BinaryIO, NamedTuple
+import zlib
+
+import numpy as np
+
+from jasgd.traces import _schema
+
+# The first byte is no text in UTF-8, and the last two do not survive a transfer
+# as text.
+MAGIC = b'\x93JASGD\r\n'
+VERSION = 1
+_PREFIX = struct.Struct('<8s5I')
+_CHECKSUM = struct.Struct('<I')
+_PREFIX_SIZE = _PREFIX.size + _CHECKSUM.size
+_ALIGNMENT = 64
+
+_Path = str | os.PathLike[str]
+
+
+class Contents(NamedTuple):
+  """What there is in a file."""
+
+  header: dict[str, Any]
+  offset: int  # Where the records begin.
+  num_records: int  # Whole ones.
+  num_extra_bytes: int  # Of a record that is not whole.
+
+
+def encode_header(header: dict[str, Any]) -> bytes:
+  """The header as JSON; numpy's numbers and arrays become plain ones."""
+  if not isinstance(header, dict):
+    raise ValueError(f'header must be a dict, got {header!r}.')
+  try:
+    return json.dumps(header, default=_to_plain).encode()
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'header must be writable as JSON: {error}.') from None
+
+
+def is_same_header(header: dict[str, Any], other: dict[str, Any]) -> bool:
+  """Whether two headers say the same; NaN is NaN, and order is no matter."""
+  # The first round makes all keys strings, so that they can be sorted.
+  texts = [
+    json.dumps(json.loads(encode_header(each)), sort_keys=True)
+    for each in (header, other)
+  ]
+  return texts[0] == texts[1]
+
+
+def write_file(
+  path: _Path, header: dict[str, Any], records: np.ndarray
+) -> None:
+  """Writes a trace under another name, then gives it its own."""
+  path = os.fspath(path)
+  text = encode_header(header)
+  text += b' ' * (-(_PREFIX_SIZE + len(text)) % _ALIGNMENT)
+  prefix = _PREFIX.pack(
+    MAGIC, VERSION, _schema.RECORD.itemsize, len(text), zlib.crc32(text), 0
+  )
+  part = f'{path}.{secrets.token_hex(4)}.part'
+  try:
+    with open(part, 'xb') as file:
+      file.write(prefix + _CHECKSUM.pack(zlib.crc32(prefix)) + text)
+      file.write(np.ascontiguousarray(records).view(np.uint8).data)
+      file.flush()
+      os.fsync(file.fileno())  # Or a power cut could leave the name alone.
+    os.replace(part, path)
+  except BaseException:
+    if os.path.exists(part):
+      os.remove(part)
+    raise
+
+
+def read_file(
+  path: _Path, allow_truncated: bool
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """The records, memory-mapped for reading, and the header."""
+  path = os.fspath(path)
+  with _open(path) as file:
+    contents = _inspect(file, path)
+    if contents.num_extra_bytes and not allow_truncated:
+      raise _schema.TraceError(
+        f'{path!r} is truncated: {contents.num_records} whole records and '
+        f'{contents.num_extra_bytes} of the {_schema.RECORD.itemsize} bytes of '
+        'another. allow_truncated=True reads the whole ones.'
+      )
+    if not contents.num_records:  # There is nothing to map.
+      return np.zeros(0, _schema.RECORD), contents.header
+    records = np.memmap(
+      file,
+      _schema.RECORD,
+      mode='r',
+      offset=contents.offset,
+      shape=(contents.num_records,),
+    )
+  return records, contents.header
+
+
+def inspect_file(path: str) -> Contents:
+  """What there is in a file now, if it is a trace."""
+  with _open(path) as file:
+    return _inspect(file, path)
+
+
+def _open(path: str) -> BinaryIO:
+  """Opens a file for reading, or says what is wrong with the path."""
+  try:
+    return open(path, 'rb')
+  except FileNotFoundError:
+    raise _schema.TraceError(f'There is no trace {path!r}.') from None
+  except IsADirectoryError:
+    raise _schema.TraceError(f'{path!r} is not a trace but a folder.') from None
+
+
+def _inspect(file: BinaryIO, path: str) -> Contents:
+  """What there is in an open file now."""
+  header, offset = _read_header(file, path)
+  size = os.fstat(file.fileno()).st_size
+  num_records, num_extra = divmod(size - offset, _schema.RECORD.itemsize)
+  return Contents(header, offset, num_records, num_extra)
+
+
+def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int]:
+  """The header of an open file, and where the records begin."""
+  prefix = file.read(_PREFIX_SIZE)
+  if not prefix:
+    raise _schema.TraceError(f'{path!r} is empty.')
+  if not MAGIC.startswith(prefix[: len(MAGIC)]):
+    raise _schema.TraceError(
+      f'{path!r} is not a trace: it begins with {prefix[: len(MAGIC)]!r}, not '
+      f'with {MAGIC!r}.'
+    )
+  # The version goes first: others may have other things behind it.
+  version = int.from_bytes(prefix[8:12], 'little')
+  if len(prefix) >= 12 and version != VERSION:
+    raise _schema.TraceError(
+      f'{path!r} is a trace of version {version}; this is jasgd for version '
+      f'{VERSION}.'
+    )
+  if len(prefix) < _PREFIX_SIZE:
+    raise _schema.TraceError(
+      f'{path!r} is truncated in its header: {len(prefix)} of the first '
+      f'{_PREFIX_SIZE} bytes are there.'
+    )
+  _, _, _, size, checksum, _ = _PREFIX.unpack_from(prefix)
+  (prefix_checksum,) = _CHECKSUM.unpack_from(prefix, _PREFIX.size)
+  if zlib.crc32(prefix[: _PREFIX.size]) != prefix_checksum:
+    raise _schema.TraceError(f'The header of {path!r} is damaged.')
+  text = file.read(size)
+  if len(text) < size:
+    raise _schema.TraceError(
+      f'{path!r} is truncated in its header: {len(text)} of {size} bytes of '
+      'JSON are there.'
+    )
+  if zlib.crc32(text) != checksum:
+    raise _schema.TraceError(f'The header of {path!r} is damaged.')
+  return json.loads(text), _PREFIX_SIZE + size
+
+
+def _to_plain(value: Any) -> Any:
+  """What JSON does not know of, as what it does."""
+  if isinstance(value, (np.generic, np.ndarray)):
+    return value.tolist()
+  raise TypeError(f'{value!r} of type {type(value).__name__} is not JSON')

@@ -1,0 +1,76 @@
+"""Every kind of topology, with sizes that it can have and what it claims.
+
+A new kind is tested by all of `test_common.py` once it is listed in `CASES`;
+the first test there fails while it is not.
+"""
+
+import dataclasses
+from typing import Any
+
+from jasgd import gossip
+
+ANY = (1, 2, 3, 4, 5, 12, 13, 31)
+POWERS = (1, 2, 4, 8, 32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A kind, the sizes to try it with, and what must be true of it."""
+
+  kind: str
+  arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+  sizes: tuple[int, ...] = ANY
+  is_symmetric: bool = True
+  is_doubly_stochastic: bool = True
+
+  def make(self, num_nodes: int) -> gossip.Topology:
+    return gossip.make_topology(self.kind, num_nodes, **self.arguments)
+
+
+CASES = (
+  Case(kind='complete'),
+  Case(kind='ring'),
+  Case(kind='torus', sizes=(1, 4, 6, 9, 12, 15, 16, 30)),
+  Case(kind='exponential', is_symmetric=False),
+  Case(kind='hypercube', sizes=POWERS),
+  Case(kind='star'),
+  Case(
+    kind='random_regular',
+    arguments={'degree': 2, 'seed': 3},
+    sizes=(3, 4, 5, 8, 13),
+  ),
+  Case(
+    kind='random_regular',
+    arguments={'degree': 3, 'seed': 4},
+    sizes=(4, 6, 8, 10, 30),
+  ),
+  Case(
+    kind='random_regular',
+    arguments={'degree': 6, 'seed': 5},
+    sizes=(7, 8, 9, 13, 14, 31),
+  ),
+  Case(kind='one_peer_exponential', is_symmetric=False),
+  Case(kind='one_peer_hypercube', sizes=POWERS),
+  Case(kind='random_matching', arguments={'num_rounds': 12, 'seed': 6}),
+  Case(
+    kind='random_permutation',
+    arguments={'num_rounds': 12, 'seed': 7},
+    is_symmetric=False,
+  ),
+  Case(
+    kind='random_independent',
+    arguments={'num_rounds': 24, 'seed': 8},
+    is_symmetric=False,
+    is_doubly_stochastic=False,
+  ),
+)
+
+# (case, number of nodes) -> a name for the test.
+EVERY = {
+  f'{case.kind}{list(case.arguments.values())[:1] or ""}, n={size}': (
+    case,
+    size,
+  )
+  for case in CASES
+  for size in case.sizes
+}

@@ -1,0 +1,241 @@
+"""Protocols one by one, and all of them under random events."""
+
+import json
+
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+
+from jasgd import protocols
+from jasgd.protocols import Fate
+
+# Every protocol; a new one is tested by being listed.
+PROTOCOLS = {
+  'hardsync': protocols.hardsync,
+  'backup': lambda: protocols.backup(2),
+  'softsync, 1': lambda: protocols.softsync(1),
+  'softsync, 3': lambda: protocols.softsync(3),
+  'asynchronous': protocols.asynchronous,
+  'constant_delay': lambda: protocols.constant_delay(4),
+  'downpour': lambda: protocols.downpour(2, 4),
+  'ssp, 0': lambda: protocols.ssp(0),
+  'ssp, 2': lambda: protocols.ssp(2),
+  'rennala': lambda: protocols.rennala(3),
+  'ringmaster': lambda: protocols.ringmaster(2),
+  'ramp_up, hardsync': lambda: protocols.ramp_up(protocols.hardsync(), 6),
+  'ramp_up, ssp': lambda: protocols.ramp_up(protocols.ssp(1), 6),
+}
+NUM_LEARNERS = 5
+every_protocol = pytest.mark.parametrize(
+  'make', [pytest.param(make, id=name) for name, make in PROTOCOLS.items()]
+)
+
+
+class World:
+  """Drives a protocol: learners that compute, wait, leave and come back."""
+
+  def __init__(self, protocol):
+    self.protocol = protocol
+    protocol.init(NUM_LEARNERS)
+    # What `init` released: those who are inside from the start.
+    inner = getattr(protocol, 'protocol', protocol)
+    self.read_clock = dict.fromkeys(inner.alive, 0)  # Those who compute.
+    self.step = dict.fromkeys(range(NUM_LEARNERS), 0)
+    self.fates = []
+    self.num_pushed = 0
+
+  def follow(self, decision):
+    for learner in decision.released:
+      assert learner in self.protocol.alive
+      assert learner not in self.read_clock, 'It computes already.'
+      self.read_clock[learner] = self.protocol.clock
+
+  def push(self, learner):
+    before = self.protocol.clock
+    read_clock = self.read_clock.pop(learner)
+    assert 0 <= read_clock <= before
+    decision = self.protocol.on_push(learner, self.step[learner], read_clock)
+    assert self.protocol.clock == before + decision.updates
+    self.step[learner] += 1
+    self.num_pushed += 1
+    assert decision.fate is not None
+    self.fates.append(decision.fate)
+    self.follow(decision)
+
+  def leave(self, learner):
+    self.read_clock.pop(learner, None)
+    self.follow(self.protocol.on_leave(learner))
+
+  def join(self, learner):
+    self.follow(self.protocol.on_join(learner))
+
+  def act(self, number):
+    """Turns a number into one of the events that are possible now."""
+    kind, number = number % 8, number // 8
+    alive = sorted(self.protocol.alive)
+    gone = sorted(set(range(NUM_LEARNERS)) - set(alive))
+    if kind == 0 and alive:
+      self.leave(alive[number % len(alive)])
+    elif kind == 1 and gone:
+      self.join(gone[number % len(gone)])
+    elif self.read_clock:
+      computing = sorted(self.read_clock)
+      self.push(computing[number % len(computing)])
+    # Whoever is left can always go on: somebody computes.
+    assert self.read_clock or not self.protocol.alive, 'A deadlock.'
+
+
+@every_protocol
+@hypothesis.given(st.lists(st.integers(0, 10_000), max_size=80))
+@hypothesis.settings(max_examples=500, deadline=None)
+def test_no_deadlock_under_random_joins_and_leaves(make, numbers):
+  world = World(make())
+  for number in numbers:
+    world.act(number)
+  assert len(world.fates) == world.num_pushed
+
+
+@every_protocol
+@hypothesis.given(st.lists(st.integers(0, 10_000), max_size=50))
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_saved_as_json_and_restored_it_goes_on_the_same(make, numbers):
+  plain, saved = World(make()), World(make())
+  for number in numbers:
+    plain.act(number)
+    state = json.loads(json.dumps(saved.protocol.save()))
+    saved.protocol = make()
+    saved.protocol.restore(state)
+    saved.act(number)
+    assert saved.protocol.save() == plain.protocol.save()
+  assert saved.fates == plain.fates
+  assert saved.read_clock == plain.read_clock
+
+
+@every_protocol
+def test_describe_says_who_waits(make):
+  assert 'wait' in make().describe()
+
+
+def test_hardsync_waits_for_all():
+  world = World(protocols.hardsync())
+  for clock in range(3):
+    for learner in (3, 1, 0, 4):
+      world.push(learner)
+      assert world.protocol.clock == clock
+      assert learner not in world.read_clock
+    world.push(2)
+    assert world.protocol.clock == clock + 1
+    assert world.read_clock == dict.fromkeys(range(5), clock + 1)
+
+
+def test_hardsync_goes_on_when_a_learner_is_lost():
+  world = World(protocols.hardsync())
+  for learner in (0, 1, 2, 3):
+    world.push(learner)
+  world.leave(4)
+  assert world.protocol.clock == 1
+  assert set(world.read_clock) == {0, 1, 2, 3}
+
+
+def test_backup_drops_exactly_the_late_ones():
+  world = World(protocols.backup(2))
+  for learner in (0, 1, 2):
+    world.push(learner)
+  assert world.protocol.clock == 1
+  world.push(3)  # Computed at clock 0: late, and goes on at once.
+  assert world.fates == [Fate.APPLIED] * 3 + [Fate.DROPPED_LATE]
+  assert world.read_clock[3] == 1
+  for learner in (3, 0, 1):
+    world.push(learner)
+  assert world.protocol.clock == 2
+
+
+def test_softsync_takes_any_gradients():
+  world = World(protocols.softsync(2))  # c = 5 // 2 = 2.
+  world.push(0)
+  world.push(0)
+  assert world.protocol.clock == 1
+  world.leave(4)
+  world.leave(3)  # c = 3 // 2 = 1.
+  world.push(1)
+  assert world.protocol.clock == 2
+
+
+def test_softsync_updates_when_the_quorum_shrinks():
+  world = World(protocols.softsync(1))  # c = 5.
+  for _ in range(4):
+    world.push(0)
+  world.leave(4)
+  assert world.protocol.clock == 1
+
+
+def test_ssp_holds_the_fast_ones():
+  world = World(protocols.ssp(2))
+  for _ in range(3):
+    world.push(0)
+  assert 0 not in world.read_clock  # 3 steps ahead of the others.
+  for learner in (1, 2, 3):
+    world.push(learner)
+  assert 0 not in world.read_clock
+  world.push(4)
+  assert 0 in world.read_clock
+
+
+def test_rennala_takes_gradients_of_the_current_clock_only():
+  world = World(protocols.rennala(2))
+  world.push(0)
+  world.push(1)
+  assert world.protocol.clock == 1
+  world.push(2)  # Of clock 0,
+  world.push(0)  # and so is this: 0 went on before the update.
+  assert world.fates[2:] == [Fate.DROPPED_STALE] * 2
+  world.push(0)
+  world.push(2)
+  assert world.protocol.clock == 2
+
+
+def test_ringmaster_ignores_what_is_too_stale():
+  world = World(protocols.ringmaster(2))
+  for _ in range(3):
+    world.push(0)
+  assert world.protocol.clock == 3
+  world.push(1)  # Staleness 3.
+  assert world.protocol.clock == 3
+  assert world.fates[-1] == Fate.DROPPED_STALE
+  world.push(1)
+  assert world.protocol.clock == 4
+
+
+def test_ramp_up_lets_learners_in_one_by_one():
+  world = World(protocols.ramp_up(protocols.asynchronous(), 10))
+  seen = []
+  for _ in range(10):
+    seen.append(len(world.read_clock))
+    world.push(0)
+  assert seen == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (lambda: protocols.softsync(0), 'n must be .* at least 1, got 0'),
+    (lambda: protocols.softsync(2.5), r'n must be a whole .* got 2\.5'),
+    (lambda: protocols.backup(-1), 'num_backups must be .* got -1'),
+    (lambda: protocols.ssp(-1), 's must be .* at least 0, got -1'),
+    (
+      lambda: protocols.downpour(2, 3),
+      'n_fetch must be a multiple of n_push=2',
+    ),
+    (lambda: protocols.softsync(9).init(5), 'n must be at most num_learners=5'),
+    (lambda: protocols.backup(5).init(5), 'below num_learners=5, got 5'),
+    (lambda: protocols.constant_delay(3).init(5), 'is made by 4 learners'),
+    (lambda: protocols.hardsync().init(0), 'num_learners must be at least 1'),
+    (
+      lambda: protocols.asynchronous().on_push(3, 0, 0),
+      'Learner 3 pushed step 0 and is not there',
+    ),
+  ],
+)
+def test_what_cannot_be(build, message):
+  with pytest.raises(ValueError, match=message):
+    build()
