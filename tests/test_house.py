@@ -236,9 +236,7 @@ def test_readme_example_runs():
   for block in blocks:
     exec(block, namespace)
   assert namespace['loss'] < 1e-9
-  losses = namespace['losses']
-  assert (losses[:8] < 5).all()
-  assert (losses[8:] > 100).all()
+  assert abs(namespace['mean'] - 29 / 6) < 0.02
 
 
 def test_warnings_of_our_own_are_errors():

@@ -86,8 +86,10 @@ def make_aggregation(
     <https://arxiv.org/abs/1511.05950>`_, 2016
   """
   policy = policies.make_policy(policy)
-  optimizer = _checks.check_optimizer(optimizer)
-  per_gradient = optax.with_extra_args_support(per_gradient or optax.identity())
+  optimizer = _checks.check_transform('optimizer', optimizer)
+  if per_gradient is None:
+    per_gradient = optax.identity()
+  per_gradient = _checks.check_transform('per_gradient', per_gradient)
 
   def init(params: optax.Params) -> AggregationState:
     return AggregationState(

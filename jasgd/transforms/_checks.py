@@ -37,13 +37,15 @@ def check_whole(name: str, value: Any, minimum: int) -> int:
   return int(value)
 
 
-def check_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-  """The optimizer with extra arguments, or a ValueError if it is none."""
-  if not hasattr(optimizer, 'init') or not hasattr(optimizer, 'update'):
+def check_transform(
+  name: str, value: Any
+) -> optax.GradientTransformationExtraArgs:
+  """The transformation with extra arguments, or a ValueError if it is none."""
+  if not hasattr(value, 'init') or not hasattr(value, 'update'):
     raise ValueError(
-      f'optimizer must be an optax.GradientTransformation, got {optimizer!r}.'
+      f'{name} must be an optax.GradientTransformation, got {value!r}.'
     )
-  return optax.with_extra_args_support(optimizer)
+  return optax.with_extra_args_support(value)
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -158,7 +158,7 @@ def delayed(
     SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
   """
   max_delay, get_delay = _parse_delay(num_updates, max_delay)
-  optimizer = _checks.check_optimizer(optimizer)
+  optimizer = _checks.check_transform('optimizer', optimizer)
 
   def make_item(
     updates: optax.Updates,

@@ -125,7 +125,7 @@ def staleness_aware(
     <https://arxiv.org/abs/1511.05950>`_, 2016
   """
   scaling = scale_by_staleness(policy)
-  optimizer = _checks.check_optimizer(optimizer)
+  optimizer = _checks.check_transform('optimizer', optimizer)
   if where == 'gradients':
     return optax.chain(scaling, optimizer)
   if where == 'updates':
