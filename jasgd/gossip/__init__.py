@@ -54,6 +54,14 @@ from jasgd.gossip._rounds import one_peer_hypercube
 from jasgd.gossip._rounds import random_independent
 from jasgd.gossip._rounds import random_matching
 from jasgd.gossip._rounds import random_permutation
+from jasgd.gossip._strategies import AllReduce
+from jasgd.gossip._strategies import Elastic
+from jasgd.gossip._strategies import Pairs
+from jasgd.gossip._strategies import Pull
+from jasgd.gossip._strategies import Push
+from jasgd.gossip._strategies import PushSum
+from jasgd.gossip._strategies import RandomPeers
+from jasgd.gossip._strategies import Strategy
 from jasgd.gossip._topology import Topology
 from jasgd.gossip._weights import from_peers
 from jasgd.gossip._weights import with_constant_weights
@@ -63,6 +71,14 @@ from jasgd.gossip._weights import with_uniform_weights
 __all__ = [
   'KINDS',
   'PEERS',
+  'AllReduce',
+  'Elastic',
+  'Pairs',
+  'Pull',
+  'Push',
+  'PushSum',
+  'RandomPeers',
+  'Strategy',
   'Topology',
   'column_sums',
   'complete',

@@ -4,6 +4,7 @@ from jasgd.simulation._failures import draw_failures
 from jasgd.simulation._failures import Failure
 from jasgd.simulation._network import make_network
 from jasgd.simulation._network import Network
+from jasgd.simulation._nodes import simulate_nodes
 from jasgd.simulation._simulate import simulate
 from jasgd.simulation._times import ComputeTime
 from jasgd.simulation._times import constant
@@ -31,6 +32,7 @@ __all__ = [
   'pareto',
   'recorded',
   'simulate',
+  'simulate_nodes',
   'with_slow_minority',
   'with_slow_spells',
   'with_speeds',

@@ -2,6 +2,11 @@
 
 from jasgd.protocols import Fate
 from jasgd.traces import statistics
+from jasgd.traces._nodes import ALL
+from jasgd.traces._nodes import CENTRE
+from jasgd.traces._nodes import NODE_RECORD
+from jasgd.traces._nodes import NodeKind
+from jasgd.traces._nodes import NodeTrace
 from jasgd.traces._schema import IN_FLIGHT
 from jasgd.traces._schema import Kind
 from jasgd.traces._schema import make_records
@@ -15,11 +20,16 @@ from jasgd.traces._trace import Trace
 from jasgd.traces._writer import TraceWriter
 
 __all__ = [
+  'ALL',
+  'CENTRE',
   'IN_FLIGHT',
+  'NODE_RECORD',
   'RECORD',
   'Fate',
   'Kind',
   'LearnerSummary',
+  'NodeKind',
+  'NodeTrace',
   'Summary',
   'Trace',
   'TraceError',

@@ -1,0 +1,150 @@
+"""Ways to train without a server, or with one that only averages."""
+
+import dataclasses
+from typing import ClassVar
+
+from jasgd.gossip import _draws
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strategy:
+  """Every node steps on its own weights, and mixes every `period` steps."""
+
+  period: int = 1  # Local steps between two mixes.
+
+  def __post_init__(self) -> None:
+    if self.period < 1:
+      raise ValueError(f'period must be at least 1, got {self.period}.')
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllReduce(Strategy):
+  """All nodes wait for each other and average; with period > 1, local SGD.
+
+  References:
+    Jin et al., `How to scale distributed deep learning?
+    <https://arxiv.org/abs/1611.04581>`_, 2016
+  """
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    return (
+      f'allreduce({self.period}): every {self.period} steps all nodes wait for '
+      'the slowest, and average.'
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Elastic(Strategy):
+  """Elastic averaging with a centre: EASGD.
+
+  A node x and the centre c move towards each other by `rate` (x - c).
+
+  References:
+    Zhang et al., `Deep learning with Elastic Averaging SGD
+    <https://arxiv.org/abs/1412.6651>`_, 2015
+  """
+
+  rate: float = 0.1
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if not 0 < self.rate <= 1:
+      raise ValueError(f'rate must be above 0 and at most 1, got {self.rate}.')
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    return (
+      f'elastic({self.period}, {self.rate}): every {self.period} steps a node '
+      'waits for the answer of the centre, for nobody else.'
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomPeers(Strategy):
+  """Mixes with a random peer."""
+
+  # How peers are drawn: a name in `jasgd.gossip.PEERS`.
+  peers: str = 'independent'
+  _words: ClassVar[str] = ''
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.peers not in _draws.PEERS:
+      raise ValueError(
+        f'Unknown peers {self.peers!r}. Known: {", ".join(_draws.PEERS)}.'
+      )
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    name = type(self).__name__.lower()
+    return (
+      f'{name}({self.period}): every {self.period} steps a node {self._words}; '
+      f'peers are drawn by {self.peers}.'
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pull(RandomPeers):
+  """Pull-gossip: x <- (x + x_peer) / 2, with the weights the peer has then.
+
+  References:
+    Jin et al., `How to scale distributed deep learning?
+    <https://arxiv.org/abs/1611.04581>`_, 2016
+  """
+
+  _words: ClassVar[str] = 'waits for the weights of a peer and averages'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Push(RandomPeers):
+  """Push-gossip: sends x to a peer, then averages with all that has come.
+
+  x <- (w x + sum of received) / (w + number of received); w is 1, or 2 if the
+  draw was the node itself.
+
+  References:
+    Jin et al., `How to scale distributed deep learning?
+    <https://arxiv.org/abs/1611.04581>`_, 2016
+  """
+
+  _words: ClassVar[str] = (
+    'sends its weights to a peer and averages what has come, and waits for '
+    'nobody'
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PushSum(RandomPeers):
+  """Push-gossip with masses, which keeps the mean: SGP, GoSGD.
+
+  A node keeps half of its mass and sends the other half with its weights; a mix
+  weighs by mass. All masses start at 1.
+
+  References:
+    Assran et al., `Stochastic Gradient Push
+    <https://arxiv.org/abs/1811.10792>`_, 2019; Blot et al., `Gossip training
+    for deep learning <https://arxiv.org/abs/1611.09726>`_, 2016
+  """
+
+  _words: ClassVar[str] = (
+    'sends its weights and half of its mass to a peer, and waits for nobody'
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pairs(RandomPeers):
+  """Symmetric averaging: x, x_peer <- (x + x_peer) / 2, at once: AD-PSGD.
+
+  The peer goes on with the gradient it is computing.
+
+  References:
+    Lian et al., `Asynchronous Decentralized Parallel Stochastic Gradient
+    Descent <https://arxiv.org/abs/1710.06952>`_, 2018
+  """
+
+  _words: ClassVar[str] = 'waits until it and a peer have averaged'
