@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from matplotlib import figure as mpl_figure
 import numpy as np
 import optax
 from sklearn import datasets
@@ -190,12 +191,8 @@ def train_table(config: Config) -> Iterator[tuple[str, np.ndarray]]:
 
 def plot_table(table: dict[str, np.ndarray], config: Config, path: str) -> None:
   """Draws accuracy against delay, a line per row."""
-  import matplotlib  # Only needed here; not installed by default.
-
-  matplotlib.use('Agg')
-  from matplotlib import pyplot as plt
-
-  figure, axes = plt.subplots(figsize=(7, 3.6), layout='constrained')
+  figure = mpl_figure.Figure(figsize=(7, 3.6), layout='constrained')
+  axes = figure.subplots()
   positions = np.arange(len(config.delays))
   for row, accuracies in table.items():
     style = '-' if row.startswith('sgd') else '--'

@@ -1,6 +1,8 @@
 """How the entry points start."""
 
 from collections.abc import Callable
+import sys
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -18,4 +20,27 @@ def run(main: Callable[[], None]) -> None:
       logging.set_verbosity(logging.WARNING)
     main()
 
-  app.run(parsed_main)
+  app.run(parsed_main, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Parses flags, and names a field that the config does not have."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    text = ' '.join(map(str, error.args))
+    sys.stderr.write(f'{argv[0]}: bad flags: {text}\nSee --help.\n')
+    sys.exit(1)
+
+
+def check_config(config: Any, kind: type) -> None:
+  """Raises a usage error unless `config` is of the kind, and valid."""
+  try:
+    # A file that is not there, or does not load, says so only when it is used.
+    config.validate()
+  except (ImportError, OSError, SyntaxError, ValueError) as error:
+    raise app.UsageError(str(error)) from None
+  if not isinstance(config, kind):
+    raise app.UsageError(
+      f'--config must be a {kind.__name__}, got a {type(config).__name__}.'
+    )

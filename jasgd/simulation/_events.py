@@ -81,6 +81,7 @@ class EventLoop:
     self._pull_turn = network.server_link_time(network.bytes_per_pull)
     self._update_times = _iterate_update_times(network, seed)
     self._is_free = network.is_free
+    self._next_kind = _ARRIVED if network.is_free else _COMPUTED
     self._in_free = self._out_free = self._server_free = 0.0
     self._heap: list[tuple[float, int, int, int]] = []
     # Per learner: pushes made, durations used, steps since the last fetch, the
@@ -94,14 +95,12 @@ class EventLoop:
     self._duration = [0.0] * num_learners
     self._life = [0] * num_learners
     self._pushed: dict[int, int] = {}
-    self._computing: set[int] = set()
     self._records: list[tuple[Any, ...]] = []
     self._release_times: list[float] = []
 
     protocol.init(num_learners)
     inside = getattr(protocol, 'protocol', protocol).alive
-    for learner in sorted(inside):
-      self._fetch(learner, 0.0, 0)
+    self._release(sorted(inside), 0.0)
     for time, learner, until in failures:
       heapq.heappush(self._heap, (time, learner, _GONE, 0))
       if until < np.inf:
@@ -139,11 +138,12 @@ class EventLoop:
     clock = self._protocol.clock
     fate, updates, released = self._protocol.on_push(learner, step, read_clock)
     self._step[learner] = step + 1
-    self._computing.discard(learner)
-    now = max(time, self._server_free)
-    if updates:
-      now += next(self._update_times)
-      self._server_free = now
+    now = time
+    if not self._is_free:
+      now = max(time, self._server_free)
+      if updates:
+        now += next(self._update_times)
+        self._server_free = now
     self._pushed[learner] = len(self._records)
     self._records.append(
       (
@@ -160,33 +160,33 @@ class EventLoop:
       )
     )
     self._release_times.append(np.nan)
-    new_clock = self._protocol.clock
-    for other in released:
-      # With overlap a learner has pulled before its own push was applied.
-      is_early = self._overlap and other == learner
-      self._release(other, now, clock if is_early else new_clock)
+    self._release(released, now)
+    if self._overlap and learner in released:
+      # It has pulled before its own push was applied.
+      self._read_clock[learner] = clock
 
-  def _release(self, learner: int, time: float, clock: int) -> None:
-    """Lets a learner go on, with the weights of `clock` or on its own copy."""
-    index = self._pushed.pop(learner, None)
-    if index is not None:
-      self._release_times[index] = time
-      self._since_fetch[learner] += self._protocol.steps_per_push
-      if self._since_fetch[learner] < self._protocol.steps_per_fetch:
-        self._begin(learner, time)
-        return
-    self._fetch(learner, time, clock)
+  def _release(self, learners: Sequence[int], time: float) -> None:
+    """Lets learners go on, with the newest weights or on their own copy."""
+    protocol = self._protocol
+    for learner in learners:
+      index = self._pushed.pop(learner, None)
+      if index is not None:
+        self._release_times[index] = time
+        since_fetch = self._since_fetch[learner] + protocol.steps_per_push
+        self._since_fetch[learner] = since_fetch
+        if since_fetch < protocol.steps_per_fetch:
+          self._begin(learner, time)
+          continue
+      self._since_fetch[learner] = 0
+      self._read_clock[learner] = protocol.clock
+      self._start[learner] = time
+      self._begin(learner, time if self._is_free else self._pull(time))
 
-  def _fetch(self, learner: int, time: float, clock: int) -> None:
-    """A learner gets the weights of `clock`."""
-    self._since_fetch[learner] = 0
-    self._read_clock[learner] = clock
-    self._start[learner] = time
-    if not self._is_free:
-      start = max(time, self._out_free)
-      self._out_free = start + self._pull_turn
-      time = start + self._pull_time + self._latency
-    self._begin(learner, time)
+  def _pull(self, time: float) -> float:
+    """When the weights have arrived that are asked for at `time`."""
+    start = max(time, self._out_free)
+    self._out_free = start + self._pull_turn
+    return start + self._pull_time + self._latency
 
   def _begin(self, learner: int, time: float) -> None:
     """A learner computes as many gradients as it will push at once."""
@@ -194,14 +194,13 @@ class EventLoop:
     end = self._num_used[learner] = first + self._protocol.steps_per_push
     while end > len(self._rows):
       self._draw_rows()
-    duration = 0.0
-    for row in range(first, end):
+    duration = self._rows[first][learner]
+    for row in range(first + 1, end):
       duration += self._rows[row][learner]
     self._duration[learner] = duration
-    self._computing.add(learner)
-    kind = _ARRIVED if self._is_free else _COMPUTED
     heapq.heappush(
-      self._heap, (time + duration, learner, kind, self._life[learner])
+      self._heap,
+      (time + duration, learner, self._next_kind, self._life[learner]),
     )
 
   def _draw_rows(self) -> None:
@@ -222,20 +221,14 @@ class EventLoop:
   def _lose(self, learner: int, time: float) -> None:
     """A learner dies, and what it was computing with it."""
     self._life[learner] += 1
-    self._computing.discard(learner)
     self._pushed.pop(learner, None)
     self._note(traces.Kind.LEAVE, learner, time)
-    self._follow(self._protocol.on_leave(learner), time)
+    self._release(self._protocol.on_leave(learner).released, time)
 
   def _welcome(self, learner: int, time: float) -> None:
     """A learner comes back."""
     self._note(traces.Kind.JOIN, learner, time)
-    self._follow(self._protocol.on_join(learner), time)
-
-  def _follow(self, decision: protocols.Decision, time: float) -> None:
-    """Lets those go on whom a coming or going has released."""
-    for learner in decision.released:
-      self._release(learner, time, self._protocol.clock)
+    self._release(self._protocol.on_join(learner).released, time)
 
   def _note(self, kind: traces.Kind, learner: int, time: float) -> None:
     """Writes down that a learner came or went."""
@@ -252,6 +245,12 @@ class EventLoop:
     for name, column in zip(_COLUMNS, columns, strict=False):
       records[name] = column
     records['release_time'] = self._release_times
+    # Those on their way to the server, in this life.
+    computing = {
+      learner
+      for _, learner, kind, life in self._heap
+      if kind in (_COMPUTED, _ARRIVED) and life == self._life[learner]
+    }
     in_flight = [
       [
         learner,
@@ -259,6 +258,6 @@ class EventLoop:
         self._read_clock[learner],
         self._start[learner],
       ]
-      for learner in sorted(self._computing)
+      for learner in sorted(computing)
     ]
     return records, in_flight

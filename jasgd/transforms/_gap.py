@@ -45,7 +45,7 @@ def gap_aware(
       momentum its steps are longer than C says and the damping is stronger,
       which is the safe side.
     decay: Of the running mean, in [0, 1).
-    epsilon: Above 0.
+    epsilon: At least 1e-18.
 
   Returns:
     A transformation.
@@ -65,7 +65,7 @@ def gap_aware(
   """
   _checks.check_positive('rate', rate)
   _checks.check_fraction('decay', decay)
-  _checks.check_positive('epsilon', epsilon)
+  _checks.check_at_least('epsilon', epsilon, 1e-18)  # Its square is used.
 
   def init_fn(params: optax.Params) -> GapAwareState:
     _trees.require_real('gap_aware', params)

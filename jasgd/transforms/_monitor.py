@@ -126,4 +126,6 @@ def _measure_gap(
     stale_params,
   )
   total = sum(jax.tree.leaves(squares), start=jnp.zeros((), jnp.float32))
-  return jnp.sqrt(total)
+  # The slope of the root is infinite at 0, where nothing has moved.
+  has_moved = total > 0
+  return jnp.where(has_moved, jnp.sqrt(jnp.where(has_moved, total, 1.0)), 0.0)

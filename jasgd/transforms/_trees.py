@@ -39,6 +39,8 @@ def scale_tree(
   A factor of 0 drops the leaf even if it is not finite: NaN * 0 is NaN, and a
   gradient that nobody wants must not end the run.
   """
+  if isinstance(factor, (str, type(None))) or jnp.iscomplexobj(factor):
+    raise ValueError(f'A policy must give a real number, got {factor!r}.')
   factor = jnp.asarray(factor)
   if factor.ndim != 0:
     raise ValueError(

@@ -89,10 +89,21 @@ def test_bad_configs_are_named(changes, problem):
     digits.Config(**changes).validate()
 
 
-def test_a_plot_needs_a_folder():
-  done = _train('--plot=no_such_folder/x.png')
+@pytest.mark.parametrize(
+  ('flag', 'problem'),
+  [
+    ('--plot=no_such_folder/x.png', "no folder for 'no_such_folder/x.png'"),
+    ('--plot=x.foo', "must end in .pdf, .png or .svg, got 'x.foo'"),
+    ('--config=configs/simulate_jain.py', 'must be a Config, got a Simulation'),
+    ('--config=configs/nothing.py', 'nothing.py'),
+    ('--config.nothing=1', 'Field nothing not found'),
+  ],
+)
+def test_bad_flags_are_named_in_a_line(flag, problem):
+  done = _train(flag)
   assert done.returncode == 1
-  assert "no folder for 'no_such_folder/x.png'" in done.stdout + done.stderr
+  assert problem in done.stdout + done.stderr
+  assert 'Traceback' not in done.stderr
 
 
 @pytest.mark.parametrize('suite', ['delay', 'import', 'simulator'])
@@ -144,6 +155,7 @@ def test_simulate_writes_a_trace_and_pictures(tmp_path):
     sys.executable,
     '-m',
     'launch.simulate',
+    '--config=configs/simulate_jain.py',
     f'--workdir={tmp_path}/work',
     '--config.num_gradients=2000',
     '--config.protocol.name=softsync',
@@ -166,6 +178,7 @@ def test_simulate_refuses_a_bad_config(tmp_path):
     sys.executable,
     '-m',
     'launch.simulate',
+    '--config=configs/simulate_jain.py',
     f'--workdir={tmp_path}',
     '--config.protocol.name=hardsink',
     '--config.time.arguments=(-1.0, 0.2)',
@@ -201,3 +214,18 @@ def test_local_sh_on_a_fresh_checkout(tmp_path):
     assert ('pip install' in done.stdout) == (attempt == 'first')
   assert (checkout / '.venv/bin/python').exists()
   shutil.rmtree(checkout)
+
+
+@pytest.mark.slow
+def test_the_table_in_the_readme_is_what_is_printed():
+  """Where a network learns, that is: collapsed ones differ by machine."""
+  readme = (ROOT / 'README.md').read_text()
+  for name in digits.ROWS:
+    cells = re.search(rf'^\| {re.escape(name)} \|(.*)\|$', readme, re.M).group(
+      1
+    )
+    expected = np.array([float(cell) for cell in cells.split('|')])
+    actual = digits.train_row(digits.Config(), name)
+    learns = expected > 0.9
+    assert learns[:3].all()
+    np.testing.assert_allclose(actual[learns], expected[learns], atol=0.03)

@@ -150,7 +150,7 @@ def test_both_weights_are_required(transform):
     (lambda: jasgd.delay_compensation(epsilon=0), 'epsilon must be above 0'),
     (lambda: jasgd.gap_aware(0.0), 'rate must be above 0, got 0.0'),
     (lambda: jasgd.gap_aware(0.1, decay=-0.1), r'decay must be in \[0, 1\)'),
-    (lambda: jasgd.gap_aware(0.1, epsilon=-1), 'epsilon must be above 0'),
+    (lambda: jasgd.gap_aware(0.1, epsilon=-1), 'epsilon must be at least'),
     (lambda: jasgd.gap_aware(float('nan')), 'rate must be finite, got nan'),
   ],
 )

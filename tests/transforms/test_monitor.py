@@ -62,6 +62,19 @@ def test_gap():
   np.testing.assert_allclose(state.gap_mean, 6, rtol=1e-6)
 
 
+def test_the_gap_can_be_differentiated_where_nothing_moved():
+  monitor = jasgd.monitor_staleness(measure_gap=True)
+  w = jnp.ones(3)
+
+  def gap(now):
+    _, state = monitor.update(
+      now, monitor.init(now), now, staleness=1, stale_params=w
+    )
+    return state.gap_last
+
+  np.testing.assert_array_equal(jax.grad(gap)(w), 0)
+
+
 def test_names_do_not_clash_with_other_links():
   chain = optax.chain(
     jasgd.monitor_staleness(4),

@@ -140,6 +140,11 @@ def test_explicit_momentum():
 
 
 def test_a_policy_gives_one_number():
-  scale = jasgd.scale_by_staleness(lambda tau, count: jnp.ones(3))
-  with pytest.raises(ValueError, match=r'one number .* got shape \(3,\)'):
-    scale.update(GRADIENT, scale.init(GRADIENT), staleness=1)
+  for factor, message in (
+    (jnp.ones(3), r'one number .* got shape \(3,\)'),
+    (1j, r'a real number, got 1j'),
+    (None, r'a real number, got None'),
+  ):
+    scale = jasgd.scale_by_staleness(lambda tau, count, factor=factor: factor)
+    with pytest.raises(ValueError, match=message):
+      scale.update(GRADIENT, scale.init(GRADIENT), staleness=1)
