@@ -277,6 +277,7 @@ class _NodeLoop:
         node,
         peer,
         mix,
+        len(self._records),
         self._step[node],
         self._version[node],
         peer_version,

@@ -82,7 +82,7 @@ def write_file(
   text = encode_header(header)
   text += b' ' * (-(_PREFIX_SIZE + len(text)) % _ALIGNMENT)
   prefix = _PREFIX.pack(
-    MAGIC, VERSION, _schema.RECORD.itemsize, len(text), zlib.crc32(text), 0
+    MAGIC, VERSION, records.dtype.itemsize, len(text), zlib.crc32(text), 0
   )
   part = f'{path}.{secrets.token_hex(4)}.part'
   try:
@@ -99,23 +99,23 @@ def write_file(
 
 
 def read_file(
-  path: _Path, allow_truncated: bool
+  path: _Path, allow_truncated: bool, dtype: np.dtype = _schema.RECORD
 ) -> tuple[np.ndarray, dict[str, Any]]:
   """The records, memory-mapped for reading, and the header."""
   path = os.fspath(path)
   with _open(path) as file:
-    contents = _inspect(file, path)
+    contents = _inspect(file, path, dtype)
     if contents.num_extra_bytes and not allow_truncated:
       raise _schema.TraceError(
         f'{path!r} is truncated: {contents.num_records} whole records and '
-        f'{contents.num_extra_bytes} of the {_schema.RECORD.itemsize} bytes of '
+        f'{contents.num_extra_bytes} of the {dtype.itemsize} bytes of '
         'another. allow_truncated=True reads the whole ones.'
       )
     if not contents.num_records:  # There is nothing to map.
-      return np.zeros(0, _schema.RECORD), contents.header
+      return np.zeros(0, dtype), contents.header
     records = np.memmap(
       file,
-      _schema.RECORD,
+      dtype,
       mode='r',
       offset=contents.offset,
       shape=(contents.num_records,),
@@ -126,7 +126,7 @@ def read_file(
 def inspect_file(path: str) -> Contents:
   """What there is in a file now, if it is a trace."""
   with _open(path) as file:
-    return _inspect(file, path)
+    return _inspect(file, path, _schema.RECORD)
 
 
 def _open(path: str) -> BinaryIO:
@@ -139,15 +139,17 @@ def _open(path: str) -> BinaryIO:
     raise _schema.TraceError(f'{path!r} is not a trace but a folder.') from None
 
 
-def _inspect(file: BinaryIO, path: str) -> Contents:
+def _inspect(file: BinaryIO, path: str, dtype: np.dtype) -> Contents:
   """What there is in an open file now."""
-  header, offset = _read_header(file, path)
+  header, offset = _read_header(file, path, dtype)
   size = os.fstat(file.fileno()).st_size
-  num_records, num_extra = divmod(size - offset, _schema.RECORD.itemsize)
+  num_records, num_extra = divmod(size - offset, dtype.itemsize)
   return Contents(header, offset, num_records, num_extra)
 
 
-def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int]:
+def _read_header(
+  file: BinaryIO, path: str, dtype: np.dtype
+) -> tuple[dict[str, Any], int]:
   """The header of an open file, and where the records begin."""
   prefix = file.read(_PREFIX_SIZE)
   if not prefix:
@@ -169,10 +171,15 @@ def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int]:
       f'{path!r} is truncated in its header: {len(prefix)} of the first '
       f'{_PREFIX_SIZE} bytes are there.'
     )
-  _, _, _, size, checksum, _ = _PREFIX.unpack_from(prefix)
+  _, _, record_size, size, checksum, _ = _PREFIX.unpack_from(prefix)
   (prefix_checksum,) = _CHECKSUM.unpack_from(prefix, _PREFIX.size)
   if zlib.crc32(prefix[: _PREFIX.size]) != prefix_checksum:
     raise _schema.TraceError(f'The header of {path!r} is damaged.')
+  if record_size != dtype.itemsize:
+    raise _schema.TraceError(
+      f'{path!r} has records of {record_size} bytes, not of {dtype.itemsize}: '
+      'a trace of nodes and one of a server are two things.'
+    )
   text = file.read(size)
   if len(text) < size:
     raise _schema.TraceError(

@@ -2,9 +2,13 @@
 
 import dataclasses
 import enum
+import os
+import pathlib
 from typing import Any
 
 import numpy as np
+
+from jasgd.traces import _file
 
 
 class NodeKind(enum.IntEnum):
@@ -27,6 +31,8 @@ NODE_RECORD = np.dtype(
     ('peer', '<i4'),
     # Records of a node with equal `mix` are one mix; -1 in a STEP.
     ('mix', '<i4'),
+    # The place of the record among those of all nodes.
+    ('order', '<i8'),
     # Steps that the node has made, with this one.
     ('step', '<i8'),
     # How often its weights have changed, with this change.
@@ -76,3 +82,26 @@ class NodeTrace:
   def duration(self) -> float:
     """When the last record ended."""
     return float(self.records['end_time'].max(initial=0.0))
+
+  def save(self, folder: str | os.PathLike[str]) -> None:
+    """Writes a file per node, `node-0` and so on, into a folder."""
+    path = pathlib.Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    for node in range(self.header['num_nodes']):
+      _file.write_file(path / f'node-{node}', self.header, self.of_node(node))
+
+  @classmethod
+  def load(cls, folder: str | os.PathLike[str]) -> 'NodeTrace':
+    """Reads what `save` wrote, and puts it in the order of time again.
+
+    Raises:
+      TraceError: if there is no such folder, or a file is missing or damaged.
+    """
+    path = pathlib.Path(folder)
+    first, header = _file.read_file(path / 'node-0', False, NODE_RECORD)
+    parts = [first]
+    for node in range(1, header['num_nodes']):
+      part, _ = _file.read_file(path / f'node-{node}', False, NODE_RECORD)
+      parts.append(part)
+    records = np.concatenate(parts)
+    return cls(records[np.argsort(records['order'], kind='stable')], header)

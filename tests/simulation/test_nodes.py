@@ -105,6 +105,21 @@ def test_the_same_seed_gives_the_same_trace():
   assert not np.array_equal(first.records, other.records)
 
 
+def test_one_file_per_node(tmp_path):
+  trace = _simulate('push', 'slow')
+  trace.save(tmp_path / 'nodes')
+  names = {path.name for path in (tmp_path / 'nodes').iterdir()}
+  assert names == {f'node-{node}' for node in range(NUM_NODES)}
+  loaded = traces.NodeTrace.load(tmp_path / 'nodes')
+  np.testing.assert_array_equal(loaded.records, trace.records)
+  assert loaded.header == trace.header
+  with pytest.raises(traces.TraceError, match='are two things'):
+    traces.Trace.load(tmp_path / 'nodes/node-0')
+  (tmp_path / 'nodes/node-3').unlink()
+  with pytest.raises(traces.TraceError, match='There is no trace'):
+    traces.NodeTrace.load(tmp_path / 'nodes')
+
+
 def test_pairs_keep_the_sum():
   trace = _simulate('pairs', 'slow')
   history = _execute(trace)
