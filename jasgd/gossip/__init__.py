@@ -56,11 +56,11 @@ from jasgd.gossip._rounds import random_matching
 from jasgd.gossip._rounds import random_permutation
 from jasgd.gossip._strategies import AllReduce
 from jasgd.gossip._strategies import Elastic
+from jasgd.gossip._strategies import Gossip
 from jasgd.gossip._strategies import Pairs
 from jasgd.gossip._strategies import Pull
 from jasgd.gossip._strategies import Push
 from jasgd.gossip._strategies import PushSum
-from jasgd.gossip._strategies import RandomPeers
 from jasgd.gossip._strategies import Strategy
 from jasgd.gossip._topology import Topology
 from jasgd.gossip._weights import from_peers
@@ -73,11 +73,11 @@ __all__ = [
   'PEERS',
   'AllReduce',
   'Elastic',
+  'Gossip',
   'Pairs',
   'Pull',
   'Push',
   'PushSum',
-  'RandomPeers',
   'Strategy',
   'Topology',
   'column_sums',

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from jasgd.gossip import _draws
+from jasgd.gossip import _topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,32 +66,47 @@ class Elastic(Strategy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomPeers(Strategy):
-  """Mixes with a random peer."""
+class Gossip(Strategy):
+  """Mixes with peers, drawn at random or given by a topology."""
 
-  # How peers are drawn: a name in `jasgd.gossip.PEERS`.
-  peers: str = 'independent'
+  # A name in `jasgd.gossip.PEERS`, or a topology whose k-th round says whom a
+  # node's k-th mix is with.
+  peers: str | _topology.Topology = 'independent'
   _words: ClassVar[str] = ''
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.peers not in _draws.PEERS:
+    if isinstance(self.peers, str) and self.peers not in _draws.PEERS:
       raise ValueError(
-        f'Unknown peers {self.peers!r}. Known: {", ".join(_draws.PEERS)}.'
+        f'Unknown peers {self.peers!r}. Known: {", ".join(_draws.PEERS)}; or '
+        'give a topology.'
+      )
+
+  def check(self, num_nodes: int) -> None:
+    """Raises a ValueError if the topology is of another size."""
+    if isinstance(self.peers, str):
+      return
+    if self.peers.num_nodes != num_nodes:
+      raise ValueError(
+        f'The topology has {self.peers.num_nodes} nodes, but there are '
+        f'{num_nodes}.'
       )
 
   def describe(self) -> str:
     """Who waits for what, in words."""
     name = type(self).__name__.lower()
+    peers = self.peers if isinstance(self.peers, str) else self.peers.kind
     return (
       f'{name}({self.period}): every {self.period} steps a node {self._words}; '
-      f'peers are drawn by {self.peers}.'
+      f'peers: {peers}.'
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pull(RandomPeers):
+class Pull(Gossip):
   """Pull-gossip: x <- (x + x_peer) / 2, with the weights the peer has then.
+
+  With a topology: the weighted mean that it says, of all peers of that round.
 
   References:
     Jin et al., `How to scale distributed deep learning?
@@ -101,7 +117,7 @@ class Pull(RandomPeers):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Push(RandomPeers):
+class Push(Gossip):
   """Push-gossip: sends x to a peer, then averages with all that has come.
 
   x <- (w x + sum of received) / (w + number of received); w is 1, or 2 if the
@@ -119,7 +135,7 @@ class Push(RandomPeers):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PushSum(RandomPeers):
+class PushSum(Gossip):
   """Push-gossip with masses, which keeps the mean: SGP, GoSGD.
 
   A node keeps half of its mass and sends the other half with its weights; a mix
@@ -137,7 +153,7 @@ class PushSum(RandomPeers):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pairs(RandomPeers):
+class Pairs(Gossip):
   """Symmetric averaging: x, x_peer <- (x + x_peer) / 2, at once: AD-PSGD.
 
   The peer goes on with the gradient it is computing.
@@ -148,3 +164,12 @@ class Pairs(RandomPeers):
   """
 
   _words: ClassVar[str] = 'waits until it and a peer have averaged'
+
+  def check(self, num_nodes: int) -> None:
+    """Raises a ValueError if the topology does not fit, or makes no pairs."""
+    super().check(num_nodes)
+    if not isinstance(self.peers, str) and self.peers.max_degree > 1:
+      raise ValueError(
+        'Pairs need a topology with one peer per node and round, got '
+        f'{self.peers.kind} with {self.peers.max_degree}.'
+      )

@@ -56,6 +56,8 @@ def simulate_nodes(
       raise ValueError(f'{name} is too small, got {value}.')
   network = network or _network.Network()
   network.check()
+  if isinstance(strategy, gossip.Gossip):
+    strategy.check(num_nodes)
   loop = _NodeLoop(
     strategy, num_nodes, num_steps, compute or _times.constant(), network, seed
   )
@@ -91,6 +93,8 @@ class _NodeLoop:
     self._network = network
     self._seed = seed
     self._peers: list[list[int]] = []  # Rows of random peers, as needed.
+    # Of a topology: round -> peers and weights of all nodes.
+    self._tables: dict[int, tuple[list[list[int]], list[list[float]]]] = {}
     self._step = [0] * num_nodes
     self._version = [0] * num_nodes
     self._read_version = [0] * num_nodes
@@ -101,7 +105,8 @@ class _NodeLoop:
       [] for _ in range(num_nodes)
     ]
     self._begun = [0.0] * num_nodes  # When a node began what it is at.
-    self._read: dict[int, tuple[int, int]] = {}  # Node -> peer, its version.
+    # Node -> (peer, its version, weight) of all that it has asked.
+    self._read: dict[int, list[tuple[int, int, float]]] = {}
     self._in_transit: dict[
       tuple[float, int], collections.deque[tuple[int, int, float]]
     ] = {}
@@ -165,28 +170,36 @@ class _NodeLoop:
         waiting, self._at_barrier = sorted(self._at_barrier), []
         for other in waiting:
           self._schedule(end, other, _MIXED)
-    elif isinstance(strategy, gossip.Elastic):
+      return
+    if isinstance(strategy, gossip.Elastic):
       self._schedule(time + message, node, _READ)
-    elif isinstance(strategy, (gossip.Push, gossip.PushSum)):
-      peer = self._draw_peer(node)
-      self._push(node, time, peer)
-      self._mix_inbox(node, time, is_self_draw=peer == node)
+      return
+    peers = self._draw_peers(node)
+    if isinstance(strategy, (gossip.Push, gossip.PushSum)):
+      self._push(node, time, [peer for peer, _ in peers])
+      self._mix_inbox(node, time, is_self_draw=not peers)
       self._begin_step(node, time)
-    elif (peer := self._draw_peer(node)) == node:
+    elif not peers:
       self._begin_step(node, time)
     else:
-      self._read[node] = (peer, -1)
+      self._read[node] = [(peer, -1, weight) for peer, weight in peers]
       self._schedule(time + self._network.latency, node, _READ)
 
   def _read_peer(self, node: int, time: float) -> None:
     """A request has arrived, at a peer or at the centre."""
-    if isinstance(self._strategy, gossip.Elastic):
-      self._read[node] = (traces.CENTRE, self._centre_version)
+    strategy = self._strategy
+    if isinstance(strategy, gossip.Elastic):
+      self._read[node] = [(traces.CENTRE, self._centre_version, strategy.rate)]
       self._centre_version += 1
     else:
-      peer = self._read[node][0]
-      self._read[node] = (peer, self._version[peer])
-    self._schedule(time + self._message_time(), node, _MIXED)
+      self._read[node] = [
+        (peer, self._version[peer], weight)
+        for peer, _, weight in self._read[node]
+      ]
+    # Several answers share the node's own link.
+    transfer = self._message_time() - self._network.latency
+    arrival = time + self._network.latency + len(self._read[node]) * transfer
+    self._schedule(arrival, node, _MIXED)
 
   def _finish_mix(self, node: int, time: float) -> None:
     """What was asked for is there: a node's weights change."""
@@ -196,31 +209,28 @@ class _NodeLoop:
       self._mix(node, time, [(traces.ALL, self._num_mixes[node], share)], share)
       self._begin_step(node, time)
       return
-    peer, peer_version = self._read.pop(node)
-    if isinstance(strategy, gossip.Elastic):
-      rate = strategy.rate
-      self._mix(node, time, [(peer, peer_version, rate)], 1 - rate)
-    elif isinstance(strategy, gossip.Pairs):
+    others = self._read.pop(node)
+    if isinstance(strategy, gossip.Pairs):
       # At once: each is averaged with what the other was before.
+      ((peer, _, weight),) = others
       own_version, peer_version = self._version[node], self._version[peer]
-      self._mix(node, time, [(peer, peer_version, 0.5)], 0.5)
-      self._mix(peer, time, [(node, own_version, 0.5)], 0.5)
+      self._mix(node, time, [(peer, peer_version, weight)], 1 - weight)
+      self._mix(peer, time, [(node, own_version, weight)], 1 - weight)
     else:
-      self._mix(node, time, [(peer, peer_version, 0.5)], 0.5)
+      own_weight = 1 - sum(weight for _, _, weight in others)
+      self._mix(node, time, others, own_weight)
     self._begin_step(node, time)
 
-  def _push(self, node: int, time: float, peer: int) -> None:
-    """Sends a node's weights, and with push-sum half of its mass."""
-    if peer == node:
-      return
+  def _push(self, node: int, time: float, peers: list[int]) -> None:
+    """Sends a node's weights, and with push-sum equal parts of its mass."""
     mass = 1.0
     if isinstance(self._strategy, gossip.PushSum):
-      self._mass[node] /= 2
-      mass = self._mass[node]
+      mass = self._mass[node] = self._mass[node] / (1 + len(peers))
     arrival = time + self._message_time()
-    line = self._in_transit.setdefault((arrival, peer), collections.deque())
-    line.append((node, self._version[node], mass))
-    self._schedule(arrival, peer, _DELIVERED)
+    for peer in peers:
+      line = self._in_transit.setdefault((arrival, peer), collections.deque())
+      line.append((node, self._version[node], mass))
+      self._schedule(arrival, peer, _DELIVERED)
 
   def _deliver(self, node: int, time: float) -> None:
     """A message arrives in a node's inbox."""
@@ -291,22 +301,34 @@ class _NodeLoop:
   def _schedule(self, time: float, node: int, kind: int) -> None:
     heapq.heappush(self._heap, (time, node, kind))
 
-  def _draw_peer(self, node: int) -> int:
-    """The peer of a node's next mix: its entry in the row of that mix."""
-    assert isinstance(self._strategy, gossip.RandomPeers)
-    row = self._num_draws[node]
+  def _draw_peers(self, node: int) -> list[tuple[int, float]]:
+    """(peer, weight) of a node's next mix, without the node itself."""
+    assert isinstance(self._strategy, gossip.Gossip)
+    peers, row = self._strategy.peers, self._num_draws[node]
     self._num_draws[node] += 1
-    while row >= len(self._peers):
-      self._peers.extend(
-        gossip.draw_peers(
-          self._strategy.peers,
-          self._num_nodes,
-          max(1, 4096 // self._num_nodes),
-          seed=self._seed,
-          first_round=len(self._peers),
-        ).tolist()
-      )
-    return self._peers[row][node]
+    if isinstance(peers, str):
+      while row >= len(self._peers):
+        self._peers.extend(
+          gossip.draw_peers(
+            peers,
+            self._num_nodes,
+            max(1, 4096 // self._num_nodes),
+            seed=self._seed,
+            first_round=len(self._peers),
+          ).tolist()
+        )
+      peer = self._peers[row][node]
+      return [] if peer == node else [(peer, 0.5)]
+    row %= peers.num_rounds
+    if row not in self._tables:
+      indices, weights = peers.peer_table(row)
+      self._tables[row] = (indices.tolist(), weights.tolist())
+    indices, weights = self._tables[row]
+    return [
+      (peer, weight)
+      for peer, weight in zip(indices[node], weights[node], strict=True)
+      if peer != node
+    ]
 
   def _message_time(self) -> float:
     """Seconds that a message with weights takes."""

@@ -16,6 +16,10 @@ STRATEGIES = {
   'push': gossip.Push(),
   'push-sum': gossip.PushSum(),
   'pairs': gossip.Pairs(peers='permutation'),
+  'pull, ring': gossip.Pull(peers=gossip.ring(7)),
+  'push-sum, exponential': gossip.PushSum(peers=gossip.exponential(7)),
+  'push, one peer': gossip.Push(peers=gossip.one_peer_exponential(7)),
+  'pairs, matching': gossip.Pairs(peers=gossip.random_matching(7, 20)),
 }
 NETWORKS = {
   'free': simulation.Network(),
@@ -148,6 +152,18 @@ def test_push_sum_keeps_the_mean_and_push_does_not():
   assert np.max(np.abs(np.array(ends['push']) - mean)) > 0.3
 
 
+def test_a_ring_mixes_with_its_neighbours():
+  trace = simulation.simulate_nodes(
+    gossip.Pull(peers=gossip.ring(5)), num_nodes=5, num_steps=1
+  )
+  for node in range(5):
+    mixes = trace.of_node(node)
+    mixes = mixes[mixes['kind'] == traces.NodeKind.MIX]
+    assert set(mixes['peer']) == {(node - 1) % 5, (node + 1) % 5}
+    np.testing.assert_allclose(mixes['peer_weight'], 1 / 3)
+    np.testing.assert_allclose(mixes['own_weight'], 1 / 3)
+
+
 def test_allreduce_takes_the_ring_formula():
   network = simulation.Network(latency=0.1, bandwidth=8.0, bytes_per_push=16.0)
   trace = simulation.simulate_nodes(
@@ -199,6 +215,18 @@ def test_pull_contracts_within_a_round():
   [
     (lambda: gossip.AllReduce(period=0), 'period must be at least 1, got 0'),
     (lambda: gossip.Elastic(rate=0), 'rate must be above 0'),
+    (
+      lambda: simulation.simulate_nodes(
+        gossip.Pull(peers=gossip.ring(5)), num_nodes=4, num_steps=1
+      ),
+      'The topology has 5 nodes, but there are 4',
+    ),
+    (
+      lambda: simulation.simulate_nodes(
+        gossip.Pairs(peers=gossip.ring(5)), num_nodes=5, num_steps=1
+      ),
+      'Pairs need a topology with one peer',
+    ),
     (lambda: gossip.Pull(peers='friends'), "Unknown peers 'friends'. Known"),
     (
       lambda: simulation.simulate_nodes(
