@@ -43,7 +43,8 @@ class AllReduce(Strategy):
 class Elastic(Strategy):
   """Elastic averaging with a centre: EASGD.
 
-  A node x and the centre c move towards each other by `rate` (x - c).
+  A node x and the centre c move towards each other by `rate` (x - c). With
+  momentum in the nodes' own steps it is EAMSGD; who does what when is the same.
 
   References:
     Zhang et al., `Deep learning with Elastic Averaging SGD

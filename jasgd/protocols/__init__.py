@@ -30,6 +30,7 @@ Examples:
   1
 """
 
+from jasgd.protocols._base import check_count
 from jasgd.protocols._base import Decision
 from jasgd.protocols._base import Fate
 from jasgd.protocols._base import Protocol
@@ -50,6 +51,7 @@ __all__ = [
   'Protocol',
   'asynchronous',
   'backup',
+  'check_count',
   'constant_delay',
   'downpour',
   'hardsync',

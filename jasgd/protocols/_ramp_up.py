@@ -53,7 +53,9 @@ class RampUp(_base.Protocol):
   def on_join(self, learner: int) -> _base.Decision:
     """A learner came; it is released when its turn to enter comes."""
     super().on_join(learner)
-    enter_at = self._num_joined * self.num_updates // self._num_expected
+    # Whoever comes back after the ramp is let in at once.
+    turn = min(self._num_joined, self._num_expected)
+    enter_at = turn * self.num_updates // self._num_expected
     self._num_joined += 1
     self._outside.add(learner)
     self._queue.append((enter_at, learner))

@@ -84,10 +84,11 @@ def plot_timeline(
     _draw(axes, row, start + transfer, arrive - transfer, 'computes')
     _draw(axes, row, arrive, end if np.isnan(release) else release, 'waits')
   # An update is made when the last gradient of its group has come.
-  is_last = np.diff(trace.apply_clock, append=-1) != 0
-  is_update = is_last & (trace.apply_clock >= 0) & (trace.arrive_time < end)
-  for time in trace.arrive_time[is_update]:
-    axes.axvline(time, color='black', linewidth=0.5, alpha=0.5)
+  is_applied = trace.apply_clock >= 0
+  is_last = np.diff(trace.apply_clock[is_applied], append=-1) != 0
+  for time in trace.arrive_time[is_applied][is_last]:
+    if time < end:
+      axes.axvline(time, color='black', linewidth=0.5, alpha=0.5)
   axes.set_xlim(0, end)
   axes.set_ylim(min(max_learners, trace.learner.max(initial=0) + 1) - 0.5, -0.5)
   axes.set_xlabel('time')

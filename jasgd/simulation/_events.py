@@ -138,12 +138,7 @@ class EventLoop:
     clock = self._protocol.clock
     fate, updates, released = self._protocol.on_push(learner, step, read_clock)
     self._step[learner] = step + 1
-    now = time
-    if not self._is_free:
-      now = max(time, self._server_free)
-      if updates:
-        now += next(self._update_times)
-        self._server_free = now
+    now = time if self._is_free else self._serve(time, updates)
     self._pushed[learner] = len(self._records)
     self._records.append(
       (
@@ -161,7 +156,7 @@ class EventLoop:
     )
     self._release_times.append(np.nan)
     self._release(released, now)
-    if self._overlap and learner in released:
+    if self._overlap and learner in released and not self._since_fetch[learner]:
       # It has pulled before its own push was applied.
       self._read_clock[learner] = clock
 
@@ -175,6 +170,7 @@ class EventLoop:
         since_fetch = self._since_fetch[learner] + protocol.steps_per_push
         self._since_fetch[learner] = since_fetch
         if since_fetch < protocol.steps_per_fetch:
+          self._start[learner] = time
           self._begin(learner, time)
           continue
       self._since_fetch[learner] = 0
@@ -218,17 +214,27 @@ class EventLoop:
     event = (start + self._push_time, learner, _ARRIVED, self._life[learner])
     heapq.heappush(self._heap, event)
 
+  def _serve(self, time: float, updates: bool) -> float:
+    """When the server is done with what came at `time`: one at a time."""
+    done = max(time, self._server_free)
+    if updates:
+      done += next(self._update_times)
+      self._server_free = done
+    return done
+
   def _lose(self, learner: int, time: float) -> None:
     """A learner dies, and what it was computing with it."""
     self._life[learner] += 1
     self._pushed.pop(learner, None)
     self._note(traces.Kind.LEAVE, learner, time)
-    self._release(self._protocol.on_leave(learner).released, time)
+    _, updates, released = self._protocol.on_leave(learner)
+    self._release(released, self._serve(time, updates))
 
   def _welcome(self, learner: int, time: float) -> None:
     """A learner comes back."""
     self._note(traces.Kind.JOIN, learner, time)
-    self._release(self._protocol.on_join(learner).released, time)
+    _, updates, released = self._protocol.on_join(learner)
+    self._release(released, self._serve(time, updates))
 
   def _note(self, kind: traces.Kind, learner: int, time: float) -> None:
     """Writes down that a learner came or went."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _network
 from jasgd.simulation import _times
@@ -47,13 +48,9 @@ def simulate_nodes(
     >>> print(len(trace.steps), len(trace.mixes), trace.duration)
     12 12 3.0
   """
-  for name, value in (
-    ('num_nodes', num_nodes),
-    ('num_steps', num_steps),
-    ('seed', seed + 1),
-  ):
-    if value < 1:
-      raise ValueError(f'{name} is too small, got {value}.')
+  protocols.check_count('num_nodes', num_nodes, 1)
+  protocols.check_count('num_steps', num_steps, 1)
+  protocols.check_count('seed', seed, 0)
   network = network or _network.Network()
   network.check()
   if isinstance(strategy, gossip.Gossip):
@@ -215,7 +212,9 @@ class _NodeLoop:
       ((peer, _, weight),) = others
       own_version, peer_version = self._version[node], self._version[peer]
       self._mix(node, time, [(peer, peer_version, weight)], 1 - weight)
+      begun, self._begun[peer] = self._begun[peer], time
       self._mix(peer, time, [(node, own_version, weight)], 1 - weight)
+      self._begun[peer] = begun  # It goes on with its gradient.
     else:
       own_weight = 1 - sum(weight for _, _, weight in others)
       self._mix(node, time, others, own_weight)

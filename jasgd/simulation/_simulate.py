@@ -57,21 +57,36 @@ def simulate(
     >>> print(trace.staleness)
     [0 1 2 3 3 3 3 3]
   """
-  compute = compute or _times.constant(1.0)
-  network = network or _network.Network()
+  compute = _times.constant(1.0) if compute is None else compute
+  network = _network.Network() if network is None else network
+  for name, value, kind in (
+    ('protocol', protocol, protocols.Protocol),
+    ('compute', compute, _times.ComputeTime),
+    ('network', network, _network.Network),
+  ):
+    if not isinstance(value, kind):
+      raise ValueError(
+        f'{name} must be a {kind.__name__}, got {value!r}. (Protocols are '
+        'called, as in asynchronous(); strategies without a server go to '
+        'simulate_nodes.)'
+      )
   if num_learners is None:
     if not isinstance(protocol, protocols.constant_delay):
       raise ValueError('num_learners must be given.')
     num_learners = protocol.delay + 1
-  if num_gradients < 1:
-    raise ValueError(f'num_gradients must be at least 1, got {num_gradients}.')
-  if batch < 1:
-    raise ValueError(f'batch must be at least 1, got {batch}.')
-  if seed < 0:
-    raise ValueError(f'seed must be at least 0, got {seed}.')
+  protocols.check_count('num_learners', num_learners, 1)
+  protocols.check_count('num_gradients', num_gradients, 1)
+  protocols.check_count('batch', batch, 1)
+  protocols.check_count('seed', seed, 0)
   protocol.check(num_learners)
   network.check()
   _failures.check_failures(failures, num_learners)
+  if overlap and isinstance(protocol, (protocols.hardsync, protocols.rennala)):
+    raise ValueError(
+      'With overlap a learner pulls before its push is applied, so none of its '
+      'gradients would be of the current clock, which this protocol wants: '
+      f'{protocol.describe()}'
+    )
   if isinstance(protocol, protocols.constant_delay) and not (
     compute.is_constant and network.is_free and not failures
   ):

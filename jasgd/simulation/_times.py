@@ -169,8 +169,10 @@ def recorded(times: Sequence[float] | np.ndarray) -> ComputeTime:
 def with_speeds(time: ComputeTime, speeds: Sequence[float]) -> ComputeTime:
   """Divides each learner's durations by its own speed."""
   divisors = np.asarray(speeds, float)
-  if divisors.ndim != 1 or np.any(~(divisors > 0)):
-    raise ValueError(f'speeds must be a list of numbers above 0, got {speeds}.')
+  if divisors.ndim != 1 or not np.all((divisors > 0) & (divisors < np.inf)):
+    raise ValueError(
+      f'speeds must be a list of finite numbers above 0, got {speeds}.'
+    )
 
   def draw(
     generator: np.random.Generator, first: int, shape: tuple[int, int]

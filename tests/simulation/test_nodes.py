@@ -232,7 +232,7 @@ def test_pull_contracts_within_a_round():
       lambda: simulation.simulate_nodes(
         gossip.Pull(), num_nodes=0, num_steps=1
       ),
-      'num_nodes is too small, got 0',
+      'num_nodes must be a whole number of at least 1, got 0',
     ),
   ],
 )
