@@ -130,7 +130,17 @@ class SimulationConfig:
       )
     if not problems:
       try:
-        self.protocol.make().check(self.protocol.num_learners)
+        simulation.check_setup(
+          self.protocol.make(),
+          num_learners=self.protocol.num_learners,
+          num_gradients=self.num_gradients,
+          compute=self.time.make(),
+          network=self.network.make(),
+          failures=(),
+          overlap=self.overlap,
+          batch=1,
+          seed=self.seed,
+        )
       except ValueError as error:
         problems.append(str(error))
     if problems:

@@ -5,6 +5,7 @@ from jasgd.simulation._failures import Failure
 from jasgd.simulation._network import make_network
 from jasgd.simulation._network import Network
 from jasgd.simulation._nodes import simulate_nodes
+from jasgd.simulation._simulate import check_setup
 from jasgd.simulation._simulate import simulate
 from jasgd.simulation._times import ComputeTime
 from jasgd.simulation._times import constant
@@ -22,6 +23,7 @@ __all__ = [
   'ComputeTime',
   'Failure',
   'Network',
+  'check_setup',
   'constant',
   'draw_failures',
   'exponential',

@@ -59,41 +59,20 @@ def simulate(
   """
   compute = _times.constant(1.0) if compute is None else compute
   network = _network.Network() if network is None else network
-  for name, value, kind in (
-    ('protocol', protocol, protocols.Protocol),
-    ('compute', compute, _times.ComputeTime),
-    ('network', network, _network.Network),
-  ):
-    if not isinstance(value, kind):
-      raise ValueError(
-        f'{name} must be a {kind.__name__}, got {value!r}. (Protocols are '
-        'called, as in asynchronous(); strategies without a server go to '
-        'simulate_nodes.)'
-      )
-  if num_learners is None:
-    if not isinstance(protocol, protocols.constant_delay):
-      raise ValueError('num_learners must be given.')
+  if num_learners is None and isinstance(protocol, protocols.constant_delay):
     num_learners = protocol.delay + 1
-  protocols.check_count('num_learners', num_learners, 1)
-  protocols.check_count('num_gradients', num_gradients, 1)
-  protocols.check_count('batch', batch, 1)
-  protocols.check_count('seed', seed, 0)
-  protocol.check(num_learners)
-  network.check()
-  _failures.check_failures(failures, num_learners)
-  if overlap and isinstance(protocol, (protocols.hardsync, protocols.rennala)):
-    raise ValueError(
-      'With overlap a learner pulls before its push is applied, so none of its '
-      'gradients would be of the current clock, which this protocol wants: '
-      f'{protocol.describe()}'
-    )
-  if isinstance(protocol, protocols.constant_delay) and not (
-    compute.is_constant and network.is_free and not failures
-  ):
-    raise ValueError(
-      'A constant delay comes from equal, constant times without a network or '
-      f'failures; got compute={compute.name}.'
-    )
+  check_setup(
+    protocol,
+    num_learners=num_learners,
+    num_gradients=num_gradients,
+    compute=compute,
+    network=network,
+    failures=failures,
+    overlap=overlap,
+    batch=batch,
+    seed=seed,
+  )
+  assert num_learners is not None  # It was checked.
   if _nobody_waits(protocol) and network.is_free and not failures:
     per_update = _gradients_per_update(protocol, num_learners)
     records, in_flight = _sorted.simulate_sorted(
@@ -120,6 +99,54 @@ def simulate(
       'in_flight': in_flight,
     },
   )
+
+
+def check_setup(
+  protocol: protocols.Protocol,
+  *,
+  num_learners: int | None,
+  num_gradients: int,
+  compute: _times.ComputeTime,
+  network: _network.Network,
+  failures: Sequence[_failures.Failure],
+  overlap: bool,
+  batch: int,
+  seed: int,
+) -> None:
+  """Raises a ValueError if `simulate` would refuse these arguments."""
+  for name, value, kind in (
+    ('protocol', protocol, protocols.Protocol),
+    ('compute', compute, _times.ComputeTime),
+    ('network', network, _network.Network),
+  ):
+    if not isinstance(value, kind):
+      raise ValueError(
+        f'{name} must be a {kind.__name__}, got {value!r}. (Protocols are '
+        'called, as in asynchronous(); strategies without a server go to '
+        'simulate_nodes.)'
+      )
+  if num_learners is None:
+    raise ValueError('num_learners must be given.')
+  protocols.check_count('num_learners', num_learners, 1)
+  protocols.check_count('num_gradients', num_gradients, 1)
+  protocols.check_count('batch', batch, 1)
+  protocols.check_count('seed', seed, 0)
+  protocol.check(num_learners)
+  network.check()
+  _failures.check_failures(failures, num_learners)
+  if overlap and isinstance(protocol, (protocols.hardsync, protocols.rennala)):
+    raise ValueError(
+      'With overlap a learner pulls before its push is applied, so none of its '
+      'gradients would be of the current clock, which this protocol wants: '
+      f'{protocol.describe()}'
+    )
+  if isinstance(protocol, protocols.constant_delay) and not (
+    compute.is_constant and network.is_free and not failures
+  ):
+    raise ValueError(
+      'A constant delay comes from equal, constant times without a network or '
+      f'failures; got compute={compute.name}.'
+    )
 
 
 def _nobody_waits(protocol: protocols.Protocol) -> bool:

@@ -187,6 +187,7 @@ def measure_times(trace: _trace.Trace) -> LearnerTimes:
   """
   compute_time = trace.compute_time
   communication = trace.arrive_time - trace.start_time - compute_time
+  communication = np.maximum(communication, 0)  # Rounding may go below.
   busy = _sum_by_learner(trace, compute_time)
   return LearnerTimes(
     busy=busy,

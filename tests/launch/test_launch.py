@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from jasgd import experiment
 from jasgd import traces
 from launch import digits
 from launch.benchmarks import timing
@@ -191,6 +192,13 @@ def test_simulate_refuses_a_bad_config(tmp_path):
     'num_gradients must be at least 1, got 0',
   ):
     assert problem in done.stdout + done.stderr
+
+
+def test_a_simulation_that_cannot_be_is_refused_by_its_config():
+  config = experiment.SimulationConfig()
+  config.protocol.name, config.protocol.arguments = 'constant_delay', (15,)
+  with pytest.raises(ValueError, match='equal, constant times'):
+    config.validate()
 
 
 @pytest.mark.slow
