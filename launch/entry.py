@@ -33,14 +33,15 @@ def _parse(argv: list[str]) -> list[str]:
     sys.exit(1)
 
 
-def check_config(config: Any, kind: type) -> None:
-  """Raises a usage error unless `config` is of the kind, and valid."""
+def check_config(config: Any, *kinds: type) -> None:
+  """Raises a usage error unless `config` is of one of the kinds, and valid."""
   try:
     # A file that is not there, or does not load, says so only when it is used.
     config.validate()
   except (ImportError, OSError, SyntaxError, ValueError) as error:
     raise app.UsageError(str(error)) from None
-  if not isinstance(config, kind):
+  if not isinstance(config, kinds):
+    names = ' or a '.join(kind.__name__ for kind in kinds)
     raise app.UsageError(
-      f'--config must be a {kind.__name__}, got a {type(config).__name__}.'
+      f'--config must be a {names}, got a {type(config).__name__}.'
     )

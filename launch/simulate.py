@@ -1,12 +1,18 @@
-"""Simulates learners and a server in virtual time, without any weights.
+"""Simulates learners and a server, or nodes, in virtual time without weights.
 
   python -m launch.simulate --config=configs/simulate_jain.py --workdir=/tmp/a
+  python -m launch.simulate --config=configs/simulate_gossip.py --workdir=/tmp/b
 
-Each field of the config is a flag: --config.protocol.name=softsync
---config.protocol.arguments='(4,)' --config.network.latency=0.1.
+Each field of the config is a flag:
 
-Prints a table, and writes into the workdir: `trace`, `staleness.png` (its
-distribution) and `timeline.png` (who computed, communicated and waited when).
+  --config.protocol.name=softsync --config.protocol.n=4
+  --config.network.latency=0.1 --config.network.server_time=0.05
+  --config.time.slow_fraction=0.25 --config.time.slow_factor=3
+  --config.failures.mean_time_between=100 --config.failures.mean_down_time=5
+
+Prints a table, and writes into the workdir: `trace` (of nodes: a folder with a
+file per node), `staleness.png` (of nodes: `ages.png`) and `timeline.png` (who
+computed, communicated and waited when).
 """
 
 import pathlib
@@ -28,16 +34,25 @@ _WORKDIR = flags.DEFINE_string(
 def main() -> None:
   """Validates the config, simulates, and writes what there is to see."""
   config = _CONFIG.value
-  entry.check_config(config, experiment.SimulationConfig)
+  entry.check_config(
+    config, experiment.SimulationConfig, experiment.NodeSimulationConfig
+  )
   workdir = pathlib.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
-  print(config.protocol.make().describe())
+  print(config.describe())
   trace = config.simulate()
-  print(traces.format_summary(traces.summarize(trace)))
+  if isinstance(trace, traces.NodeTrace):
+    print(traces.summarize_nodes(trace))
+    reports.plot_ages(trace, workdir / 'ages.png')
+    reports.plot_node_timeline(trace, workdir / 'timeline.png')
+    pictures = 'ages.png'
+  else:
+    print(traces.summarize(trace))
+    reports.plot_staleness(trace, workdir / 'staleness.png')
+    reports.plot_timeline(trace, workdir / 'timeline.png')
+    pictures = 'staleness.png'
   trace.save(workdir / 'trace')
-  reports.plot_staleness(trace, workdir / 'staleness.png')
-  reports.plot_timeline(trace, workdir / 'timeline.png')
-  print(f'Wrote trace, staleness.png and timeline.png into {workdir}')
+  print(f'Wrote trace, {pictures} and timeline.png into {workdir}')
 
 
 if __name__ == '__main__':

@@ -4,172 +4,140 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
-
-_PROTOCOLS: dict[str, Callable[..., protocols.Protocol]] = {
-  name: getattr(protocols, name)
-  for name in (
-    'asynchronous',
-    'backup',
-    'constant_delay',
-    'downpour',
-    'hardsync',
-    'rennala',
-    'ringmaster',
-    'softsync',
-    'ssp',
-  )
-}
-_TIMES: dict[str, Callable[..., simulation.ComputeTime]] = {
-  name: getattr(simulation, name)
-  for name in (
-    'constant',
-    'exponential',
-    'gamma',
-    'lognormal',
-    'normal',
-    'pareto',
-  )
-}
-
-
-@dataclasses.dataclass(kw_only=True)
-class ProtocolConfig:
-  """When the server updates, and who waits."""
-
-  # A function of `jasgd.protocols`.
-  name: str = 'asynchronous'
-  # Its arguments, in order.
-  arguments: tuple[int, ...] = ()
-  # Number of learners; a constant delay d has d + 1.
-  num_learners: int = 16
-  # Updates over which the learners are introduced; 0: all at once.
-  ramp_up: int = 0
-
-  def make(self) -> protocols.Protocol:
-    """The protocol."""
-    protocol = _call('protocol', _PROTOCOLS, self.name, self.arguments)
-    if self.ramp_up:
-      protocol = protocols.ramp_up(protocol, self.ramp_up)
-    return protocol
-
-
-@dataclasses.dataclass(kw_only=True)
-class TimeConfig:
-  """How long a gradient takes."""
-
-  # A function of `jasgd.simulation`.
-  name: str = 'normal'
-  # Its arguments, in order.
-  arguments: tuple[float, ...] = (1.0, 0.2)
-  # The share of learners that is slower, and by which factor.
-  slow_fraction: float = 0.0
-  slow_factor: float = 1.0
-
-  def make(self) -> simulation.ComputeTime:
-    """The time model."""
-    time = _call('time', _TIMES, self.name, self.arguments)
-    if self.slow_fraction:
-      time = simulation.with_slow_minority(
-        time, self.slow_fraction, self.slow_factor
-      )
-    return time
-
-
-@dataclasses.dataclass(kw_only=True)
-class NetworkConfig:
-  """How long messages and updates take. By default they take no time."""
-
-  # Size of the model.
-  num_parameters: int = 1
-  # Of the wire's dtype.
-  bytes_per_parameter: int = 4
-  # Of one message, in seconds.
-  latency: float = 0.0
-  # Of a learner's link, in bytes per second.
-  bandwidth: float = float('inf')
-  # Of the server's link, which all learners share.
-  server_bandwidth: float = float('inf')
-  # Of one update, in seconds.
-  server_time: float = 0.0
-  # Servers among which the weights are split.
-  num_shards: int = 1
-
-  def make(self) -> simulation.Network:
-    """The network."""
-    return simulation.make_network(**dataclasses.asdict(self))
+from jasgd.experiment import _parts
 
 
 @dataclasses.dataclass(kw_only=True)
 class SimulationConfig:
-  """A simulation: who computes what when, without weights."""
+  """Learners and a server: who computes what when, without weights."""
 
-  protocol: ProtocolConfig = dataclasses.field(default_factory=ProtocolConfig)
-  time: TimeConfig = dataclasses.field(default_factory=TimeConfig)
-  network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
+  protocol: _parts.ProtocolConfig = dataclasses.field(
+    default_factory=_parts.ProtocolConfig
+  )
+  time: _parts.TimeConfig = dataclasses.field(default_factory=_parts.TimeConfig)
+  network: _parts.NetworkConfig = dataclasses.field(
+    default_factory=_parts.NetworkConfig
+  )
+  failures: _parts.FailureConfig = dataclasses.field(
+    default_factory=_parts.FailureConfig
+  )
   # Gradients that the server handles.
   num_gradients: int = 10_000
   # Whether a learner pulls before its push is applied.
   overlap: bool = False
-  # Of all random times.
+  # Of all that is random.
   seed: int = 0
 
   def validate(self) -> None:
     """Raises one ValueError that names everything that is wrong."""
-    problems = []
-    for part in (self.protocol, self.time, self.network):
-      try:
-        part.make()
-      except ValueError as error:
-        problems.append(str(error))
+    num_learners = self.protocol.count_learners()
+    problems = list_problems(
+      self.protocol.make,
+      self.time.make,
+      self.network.make,
+      lambda: self.failures.make(num_learners, self.seed),
+    )
     if self.num_gradients < 1:
       problems.append(
         f'num_gradients must be at least 1, got {self.num_gradients}.'
       )
-    if not problems:
-      try:
-        simulation.check_setup(
-          self.protocol.make(),
-          num_learners=self.protocol.num_learners,
-          num_gradients=self.num_gradients,
-          compute=self.time.make(),
-          network=self.network.make(),
-          failures=(),
-          overlap=self.overlap,
-          batch=1,
-          seed=self.seed,
-        )
-      except ValueError as error:
-        problems.append(str(error))
+    problems = problems or list_problems(
+      lambda: simulation.check_setup(**self._arguments(), batch=1)
+    )
     if problems:
       raise ValueError('Bad config: ' + ' '.join(problems))
 
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    return self.protocol.make().describe()
+
   def simulate(self) -> traces.Trace:
     """Runs it; the trace's header holds the config."""
-    trace = simulation.simulate(
-      self.protocol.make(),
-      num_learners=self.protocol.num_learners,
-      num_gradients=self.num_gradients,
-      compute=self.time.make(),
-      network=self.network.make(),
-      overlap=self.overlap,
-      seed=self.seed,
-    )
+    trace = simulation.simulate(**self._arguments())
     config = dataclasses.asdict(self)
     return dataclasses.replace(trace, header={**trace.header, 'config': config})
 
+  def _arguments(self) -> dict[str, Any]:
+    """What `jasgd.simulate` is to be called with."""
+    num_learners = self.protocol.count_learners()
+    return {
+      'protocol': self.protocol.make(),
+      'num_learners': num_learners,
+      'num_gradients': self.num_gradients,
+      'compute': self.time.make(),
+      'network': self.network.make(),
+      'failures': self.failures.make(num_learners, self.seed),
+      'overlap': self.overlap,
+      'seed': self.seed,
+    }
 
-def _call(
-  what: str, known: dict[str, Callable[..., Any]], name: str, arguments: Any
-) -> Any:
-  """Calls a function by its name, with errors that say what there is."""
-  if name not in known:
-    raise ValueError(f'Unknown {what} {name!r}. Known: {", ".join(known)}.')
-  try:
-    return known[name](*arguments)
-  except TypeError as error:
-    raise ValueError(
-      f'{what} {name!r} does not take arguments {tuple(arguments)}: {error}.'
-    ) from None
+
+@dataclasses.dataclass(kw_only=True)
+class NodeSimulationConfig:
+  """Nodes without a server: who steps and averages when, without weights."""
+
+  strategy: _parts.StrategyConfig = dataclasses.field(
+    default_factory=_parts.StrategyConfig
+  )
+  time: _parts.TimeConfig = dataclasses.field(default_factory=_parts.TimeConfig)
+  network: _parts.NetworkConfig = dataclasses.field(
+    default_factory=_parts.NetworkConfig
+  )
+  failures: _parts.FailureConfig = dataclasses.field(
+    default_factory=_parts.FailureConfig
+  )
+  # Steps that each node makes.
+  num_steps: int = 500
+  # Of all that is random.
+  seed: int = 0
+
+  def validate(self) -> None:
+    """Raises one ValueError that names everything that is wrong."""
+    num_nodes = self.strategy.num_nodes
+    problems = list_problems(
+      lambda: self.strategy.make(self.seed),
+      self.time.make,
+      self.network.make,
+      lambda: self.failures.make(num_nodes, self.seed),
+    )
+    problems = problems or list_problems(
+      lambda: simulation.check_nodes(**self._arguments())
+    )
+    if problems:
+      raise ValueError('Bad config: ' + ' '.join(problems))
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    return self.strategy.make(self.seed).describe()
+
+  def simulate(self) -> traces.NodeTrace:
+    """Runs it; the trace's header holds the config."""
+    trace = simulation.simulate_nodes(**self._arguments())
+    config = dataclasses.asdict(self)
+    return dataclasses.replace(trace, header={**trace.header, 'config': config})
+
+  def _arguments(self) -> dict[str, Any]:
+    """What `simulate_nodes` is to be called with."""
+    num_nodes = self.strategy.num_nodes
+    return {
+      'strategy': self.strategy.make(self.seed),
+      'num_nodes': num_nodes,
+      'num_steps': self.num_steps,
+      'compute': self.time.make(),
+      'network': self.network.make(),
+      'failures': self.failures.make(num_nodes, self.seed),
+      'seed': self.seed,
+    }
+
+
+def list_problems(*checks: Callable[[], Any]) -> list[str]:
+  """The messages of the checks that raise a ValueError."""
+  problems = []
+  for check in checks:
+    try:
+      check()
+    except ValueError as error:
+      problems.append(str(error))
+  return problems

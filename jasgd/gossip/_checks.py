@@ -2,21 +2,14 @@
 
 from collections.abc import Callable
 import itertools
-import operator
 from typing import Any
+
+from jasgd import protocols
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
-  """Gives `value` as an int; a ValueError if it is none, or too small."""
-  try:
-    if isinstance(value, bool):
-      raise TypeError
-    count = operator.index(value)
-  except TypeError:
-    raise ValueError(f'{name} must be an integer, got {value!r}.') from None
-  if count < minimum:
-    raise ValueError(f'{name} must be at least {minimum}, got {count}.')
-  return count
+  """As `protocols.check_count`; most counts here are at least 1."""
+  return protocols.check_count(name, value, minimum)
 
 
 def check_seed(seed: Any) -> int:

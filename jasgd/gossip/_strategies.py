@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+from jasgd.gossip import _checks
 from jasgd.gossip import _draws
 from jasgd.gossip import _topology
 
@@ -14,8 +15,10 @@ class Strategy:
   period: int = 1  # Local steps between two mixes.
 
   def __post_init__(self) -> None:
-    if self.period < 1:
-      raise ValueError(f'period must be at least 1, got {self.period}.')
+    _checks.check_count('period', self.period)
+
+  def check(self, num_nodes: int) -> None:
+    """Raises a ValueError if it cannot be used with this many nodes."""
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -124,6 +127,12 @@ class Push(Gossip):
   x <- (w x + sum of received) / (w + number of received); w is 1, or 2 if the
   draw was the node itself.
 
+  With a topology a node sends to all peers of that round, and W_ij, the weight
+  of peer j for node i, is the weight that i's message has for j. A node's own
+  weight is what its peers leave of 1; the mean is divided by the sum of the
+  weights that came together. If W is doubly stochastic and all nodes mix at
+  once, that is `Topology.push`.
+
   References:
     Jin et al., `How to scale distributed deep learning?
     <https://arxiv.org/abs/1611.04581>`_, 2016
@@ -140,7 +149,9 @@ class PushSum(Gossip):
   """Push-gossip with masses, which keeps the mean: SGP, GoSGD.
 
   A node keeps half of its mass and sends the other half with its weights; a mix
-  weighs by mass. All masses start at 1.
+  weighs by mass. All masses start at 1. With a topology, peer j gets the share
+  W_ij of node i's mass: all nodes at once do `Topology.push`, on their weights
+  times mass and on the masses.
 
   References:
     Assran et al., `Stochastic Gradient Push
@@ -149,7 +160,7 @@ class PushSum(Gossip):
   """
 
   _words: ClassVar[str] = (
-    'sends its weights and half of its mass to a peer, and waits for nobody'
+    'sends its weights and a part of its mass to a peer, and waits for nobody'
   )
 
 

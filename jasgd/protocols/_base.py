@@ -1,6 +1,7 @@
 """What every protocol has in common: who is there, and the clock."""
 
 import enum
+import operator
 from typing import Any, NamedTuple
 
 
@@ -12,6 +13,7 @@ class Fate(enum.IntEnum):
   DROPPED_LATE = 2  # Came after its update was made without it.
   DROPPED_STALE = 3  # Was computed on weights that are too old.
   DROPPED_LOST = 4  # Was computed on weights of a server that is gone.
+  DROPPED_GONE = 5  # Arrived when its learner was gone.
 
 
 class Decision(NamedTuple):
@@ -41,6 +43,8 @@ class Protocol:
   # Steps that a learner computes before it pushes, and before it pulls again.
   steps_per_push: int = 1
   steps_per_fetch: int = 1
+  # Whether a learner may have to wait after its push.
+  holds_learners: bool = True
 
   def __init__(self) -> None:
     self.clock = 0
@@ -93,7 +97,10 @@ class Protocol:
       raise ValueError(
         f'Learner {learner} pushed step {step} and is not there: join first.'
       )
-    return self._count(self._push(learner, read_clock))
+    decision = self._push(learner, read_clock)
+    if decision.updates:
+      self.clock += 1
+    return decision
 
   def on_join(self, learner: int) -> Decision:
     """A learner came; it is among those released once it may start."""
@@ -109,7 +116,10 @@ class Protocol:
       raise ValueError(f'Learner {learner} left and was not there.')
     self.alive.remove(learner)
     self._leave(learner)
-    return self._count(self._change())
+    decision = self._change()
+    if decision.updates:
+      self.clock += 1
+    return decision
 
   def save(self) -> dict[str, Any]:
     """The whole state, as JSON can hold it."""
@@ -125,18 +135,16 @@ class Protocol:
     """What `_save` gives before anything has happened."""
     return {}
 
-  def _count(self, decision: Decision) -> Decision:
-    """Advances the clock if the decision is to update."""
-    if decision.updates:
-      self.clock += 1
-    return decision
-
 
 def check_count(name: str, value: Any, minimum: int) -> int:
-  """A whole number >= `minimum`, or a ValueError that says so."""
-  is_whole = isinstance(value, int) and not isinstance(value, bool)
-  if not is_whole or value < minimum:
+  """A whole number >= `minimum` as an int, or a ValueError that says so."""
+  try:
+    # A bool has an index too, but whoever gives one means something else.
+    count = None if isinstance(value, bool) else operator.index(value)
+  except TypeError:
+    count = None
+  if count is None or count < minimum:
     raise ValueError(
       f'{name} must be a whole number of at least {minimum}, got {value!r}.'
     )
-  return value
+  return count

@@ -8,6 +8,8 @@ from jasgd.protocols import _base
 class Counting(_base.Protocol):
   """Updates after a number of gradients, from any learners."""
 
+  holds_learners = False
+
   def __init__(self) -> None:
     super().__init__()
     self._size = 0  # Gradients since the last update.
@@ -147,11 +149,6 @@ class Downpour(Asynchronous):
     super().__init__()
     self.steps_per_push = _base.check_count('n_push', n_push, 1)
     self.steps_per_fetch = _base.check_count('n_fetch', n_fetch, 1)
-    if n_fetch % n_push:
-      raise ValueError(
-        f'n_fetch must be a multiple of n_push={n_push}, got {n_fetch}: a '
-        'learner fetches after a push.'
-      )
 
   def describe(self) -> str:
     """Who waits for what, in words."""

@@ -52,11 +52,11 @@ class Hardsync(_base.Protocol):
       return _base.Decision(_base.Fate.DROPPED_LATE, False, (learner,))
     self._waiting.add(learner)
     released = self._use_quorum()
-    return _base.Decision(_base.Fate.APPLIED, released != (), released)
+    return _base.Decision(_base.Fate.APPLIED, bool(released), released)
 
   def _change(self) -> _base.Decision:
     released = self._use_quorum()
-    return _base.Decision(None, released != (), released)
+    return _base.Decision(None, bool(released), released)
 
   def _use_quorum(self) -> tuple[int, ...]:
     """Those who wait, if there are enough of them for an update; else ()."""

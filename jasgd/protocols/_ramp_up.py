@@ -71,7 +71,8 @@ class RampUp(_base.Protocol):
     super().on_leave(learner)
     decision = _base.Decision(None, False, ())
     if is_inside:
-      decision = self._count(self.protocol.on_leave(learner))
+      decision = self.protocol.on_leave(learner)
+      self.clock = self.protocol.clock
     return self._follow(decision)
 
   def _follow(self, decision: _base.Decision) -> _base.Decision:

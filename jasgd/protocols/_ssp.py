@@ -39,12 +39,16 @@ class Ssp(_base.Protocol):
 
   def _push(self, learner: int, read_clock: int) -> _base.Decision:
     del read_clock
-    completed = self._completed[learner]
-    self._num_with[completed] -= 1
-    self._num_with[completed + 1] += 1
-    self._completed[learner] = completed + 1
-    self._held[learner] = completed + 1
-    heapq.heappush(self._queue, (completed + 1, learner))
+    num_with, slowest = self._num_with, self._slowest
+    completed = self._completed[learner] + 1
+    self._completed[learner] = completed
+    num_with[completed - 1] -= 1
+    num_with[completed] += 1
+    if num_with[slowest] and completed <= slowest + self.s:
+      # As usual: the slowest is no faster now, and this one is not too fast.
+      return _base.Decision(_base.Fate.APPLIED, True, (learner,))
+    self._held[learner] = completed
+    heapq.heappush(self._queue, (completed, learner))
     return _base.Decision(_base.Fate.APPLIED, True, self._release())
 
   def _change(self) -> _base.Decision:

@@ -4,6 +4,7 @@ from jasgd.simulation._failures import draw_failures
 from jasgd.simulation._failures import Failure
 from jasgd.simulation._network import make_network
 from jasgd.simulation._network import Network
+from jasgd.simulation._nodes import check_nodes
 from jasgd.simulation._nodes import simulate_nodes
 from jasgd.simulation._simulate import check_setup
 from jasgd.simulation._simulate import simulate
@@ -23,6 +24,7 @@ __all__ = [
   'ComputeTime',
   'Failure',
   'Network',
+  'check_nodes',
   'check_setup',
   'constant',
   'draw_failures',

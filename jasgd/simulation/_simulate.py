@@ -73,18 +73,17 @@ def simulate(
     seed=seed,
   )
   assert num_learners is not None  # It was checked.
-  if _nobody_waits(protocol) and network.is_free and not failures:
-    per_update = _gradients_per_update(protocol, num_learners)
-    records, in_flight = _sorted.simulate_sorted(
-      num_learners, num_gradients, per_update, compute, seed, overlap
+  result = None
+  if _can_be_sorted(protocol) and network.is_free and not failures:
+    result = _sorted.simulate_sorted(
+      protocol, num_learners, num_gradients, compute, seed, overlap
     )
-    last_clock = num_gradients // per_update
-  else:
-    records, in_flight = _events.EventLoop(
+  if result is None:
+    result = _events.EventLoop(
       protocol, num_learners, compute, network, failures, seed, overlap
     ).run(num_gradients)
-    last_clock = protocol.clock
-  _settle(records, last_clock, batch * protocol.steps_per_push)
+  records, in_flight = result
+  _settle(records, protocol.clock, batch * protocol.steps_per_push)
   return traces.Trace(
     records,
     {
@@ -93,6 +92,8 @@ def simulate(
       'compute': compute.name,
       'overlap': overlap,
       'batch': batch,
+      'steps_per_push': protocol.steps_per_push,
+      'steps_per_fetch': protocol.steps_per_fetch,
       'seed': seed,
       'bytes_per_push': network.bytes_per_push,
       'bytes_per_pull': network.bytes_per_pull,
@@ -132,6 +133,7 @@ def check_setup(
   protocols.check_count('batch', batch, 1)
   protocols.check_count('seed', seed, 0)
   protocol.check(num_learners)
+  compute.table(seed, 0, 1, num_learners)  # Is it for as many learners?
   network.check()
   _failures.check_failures(failures, num_learners)
   if overlap and isinstance(protocol, (protocols.hardsync, protocols.rennala)):
@@ -149,22 +151,10 @@ def check_setup(
     )
 
 
-def _nobody_waits(protocol: protocols.Protocol) -> bool:
-  """Whether arrivals do not depend on the protocol, nor updates on clocks."""
-  return type(protocol) in (
-    protocols.asynchronous,
-    protocols.constant_delay,
-    protocols.softsync,
-  )
-
-
-def _gradients_per_update(
-  protocol: protocols.Protocol, num_learners: int
-) -> int:
-  """c, for a protocol in which nobody waits."""
-  if isinstance(protocol, protocols.softsync):
-    return max(1, num_learners // protocol.n)
-  return 1
+def _can_be_sorted(protocol: protocols.Protocol) -> bool:
+  """Whether the order of arrivals does not depend on what the server does."""
+  has_fetches = protocol.steps_per_fetch != protocol.steps_per_push
+  return not protocol.holds_learners and not has_fetches
 
 
 def _settle(

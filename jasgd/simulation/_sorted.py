@@ -2,112 +2,229 @@
 
 If no learner ever waits, a learner's arrival times are the running sums of its
 durations, whatever the others do. Sorted by (time, learner) they are the order
-in which the server handles them, and the clock is the number of gradients
-before, divided by the gradients per update. No Python runs per gradient.
+in which the server handles them. If gradients are only counted, the clock is
+the number of gradients before, divided by the gradients per update, and no
+Python runs per gradient; else the protocol is asked, one gradient at a time.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
+from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _times
 
+# More drawn durations than this per gradient: learners are so unequal that
+# most of the table is never used.
+_MAX_DRAWS = 4
+
+
+class _Arrivals(NamedTuple):
+  """The gradients in the order in which they arrive."""
+
+  learner: np.ndarray
+  step: np.ndarray
+  time: np.ndarray
+  duration: np.ndarray
+  start: np.ndarray
+  # The place in this order of the learner's gradient before, -1: none.
+  previous: np.ndarray
+  # Of each learner: how many gradients, and the place of the last of them.
+  count: np.ndarray
+  last: np.ndarray
+
 
 def simulate_sorted(
+  protocol: protocols.Protocol,
   num_learners: int,
   num_gradients: int,
-  gradients_per_update: int,
   compute: _times.ComputeTime,
   seed: int,
   overlap: bool,
-) -> tuple[np.ndarray, list[list[float]]]:
-  """The records and what is in flight, as `EventLoop.run` gives them."""
-  durations, arrivals = _draw_arrivals(
-    num_learners, num_gradients, compute, seed
+) -> tuple[np.ndarray, list[list[float]]] | None:
+  """The records and what is in flight, as `EventLoop.run` gives them.
+
+  Args:
+    protocol: One that holds no learners; afterwards its clock is the last one.
+    num_learners: Number of learners.
+    num_gradients: How many gradients arrive.
+    compute: How long a gradient takes.
+    seed: Of the times.
+    overlap: Whether a learner pulls before its push is applied.
+
+  Returns:
+    The same as the event loop, or None if the learners are too unequal.
+  """
+  table = _draw_arrivals(
+    num_learners, num_gradients, protocol.steps_per_push, compute, seed
   )
-  order = _sort_arrivals(arrivals, compute.is_constant)[:num_gradients]
-  step, learner = np.divmod(order, np.int32(num_learners))
-  is_first = step == 0
-  # The place in `order` of each learner's previous gradient.
-  place = np.zeros(arrivals.size, np.int32)
-  place[order] = np.arange(num_gradients, dtype=np.int32)
-  before = np.where(is_first, 0, order - num_learners)
-  num_before = place[before] + (0 if overlap else 1)
-  clock = np.arange(num_gradients) // gradients_per_update
-  times = arrivals.ravel()
-  arrive_time = times[order]
+  if table is None:
+    return None
+  arrivals = _sort_arrivals(*table, num_gradients, compute.is_constant)
+  protocol.init(num_learners)
+  if type(protocol) in _COUNTING:
+    clock, read_clock = _count_clocks(protocol, arrivals, overlap)
+    fate = np.zeros((), np.uint8)
+  else:
+    fate, clock, read_clock = _ask_protocol(protocol, arrivals, overlap)
   records = _make_records(
     {
-      'learner': learner,
-      'step': step,
-      'read_clock': np.where(is_first, 0, num_before // gradients_per_update),
+      'fate': fate,
+      'learner': arrivals.learner,
+      'step': arrivals.step,
+      'read_clock': read_clock,
       'arrive_clock': clock,
-      'apply_clock': clock,
-      'start_time': np.where(is_first, 0, times[before]),
-      'compute_time': durations.ravel()[order],
-      'arrive_time': arrive_time,
-      'release_time': arrive_time,
+      'apply_clock': np.where(fate == protocols.Fate.APPLIED, clock, -1),
+      'start_time': arrivals.start,
+      'compute_time': arrivals.duration,
+      'arrive_time': arrivals.time,
+      'release_time': arrivals.time,
     }
   )
-  return records, _find_in_flight(
-    records, num_learners, gradients_per_update, overlap
-  )
+  return records, _list_in_flight(arrivals, clock, protocol.clock, overlap)
 
 
-def _make_records(columns: dict[str, np.ndarray]) -> np.ndarray:
-  """Records of applied gradients from their columns."""
-  num_records = len(columns['learner'])
-  records = np.zeros(num_records, traces.RECORD)  # Kind and fate are 0.
-  # Piece by piece, so that a piece is still in the cache for the next column.
-  for start in range(0, num_records, 1 << 13):
-    piece = slice(start, start + (1 << 13))
-    for name, column in columns.items():
-      records[name][piece] = column[piece]
-  return records
+# Of these an update takes a number of gradients, whatever they are.
+_COUNTING = (
+  protocols.asynchronous,
+  protocols.constant_delay,
+  protocols.downpour,
+  protocols.softsync,
+)
+
+
+def _count_clocks(
+  protocol: protocols.Protocol, arrivals: _Arrivals, overlap: bool
+) -> tuple[np.ndarray, np.ndarray]:
+  """The clock at each arrival, and the one its gradient was computed at."""
+  per_update = 1
+  if isinstance(protocol, protocols.softsync):
+    per_update = max(1, len(protocol.alive) // protocol.n)
+  num_gradients = len(arrivals.time)
+  protocol.clock = num_gradients // per_update
+  num_before = arrivals.previous + (0 if overlap else 1)
+  read_clock = np.maximum(num_before, 0) // per_update
+  return np.arange(num_gradients) // per_update, read_clock
+
+
+def _ask_protocol(
+  protocol: protocols.Protocol, arrivals: _Arrivals, overlap: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """The fate of each gradient, the clock at its arrival, and its read clock."""
+  num_gradients = len(arrivals.time)
+  fates = bytearray(num_gradients)
+  clocks = np.empty(num_gradients, np.int64)
+  read_clocks = np.empty(num_gradients, np.int64)
+  newest = [0] * len(protocol.alive)  # Learner -> the clock of its weights.
+  on_push = protocol.on_push
+  # In pieces: as lists all of it would be several times the trace.
+  for first in range(0, num_gradients, 1 << 16):
+    piece = slice(first, first + (1 << 16))
+    seen, read = [], []
+    steps = arrivals.step[piece].tolist()
+    for index, learner in enumerate(arrivals.learner[piece].tolist()):
+      clock, read_clock = protocol.clock, newest[learner]
+      seen.append(clock)
+      read.append(read_clock)
+      fate = on_push(learner, steps[index], read_clock).fate
+      assert fate is not None  # A push has one.
+      fates[first + index] = fate
+      newest[learner] = clock if overlap else protocol.clock
+    clocks[piece], read_clocks[piece] = seen, read
+  return np.frombuffer(fates, np.uint8), clocks, read_clocks
 
 
 def _draw_arrivals(
-  num_learners: int, num_gradients: int, compute: _times.ComputeTime, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Durations and arrival times, [step, learner], enough for the gradients."""
+  num_learners: int,
+  num_gradients: int,
+  steps_per_push: int,
+  compute: _times.ComputeTime,
+  seed: int,
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Durations and arrival times, [push, learner], enough for the gradients."""
   num_rows = 2 + int(1.05 * num_gradients / num_learners)
-  while True:
-    durations = compute.table(seed, 0, num_rows, num_learners)
+  while (num_rows - 4) * num_learners <= _MAX_DRAWS * num_gradients:
+    durations = compute.table(seed, 0, num_rows * steps_per_push, num_learners)
+    if steps_per_push > 1:
+      durations = durations.reshape(num_rows, steps_per_push, -1).sum(axis=1)
     arrivals = np.cumsum(durations, axis=0)
     # Enough, once even the last row of the fastest learner comes too late.
     num_within = np.count_nonzero(arrivals <= arrivals[-1].min())
     if num_within >= num_gradients:
       return durations, arrivals
     num_rows = 2 + int(1.1 * num_rows * num_gradients / max(1, num_within))
+  return None
 
 
-def _sort_arrivals(arrivals: np.ndarray, is_constant: bool) -> np.ndarray:
-  """Places in `arrivals`, row by row, in the order of (time, learner)."""
-  if is_constant:
-    return np.arange(arrivals.size, dtype=np.int32)
+def _sort_arrivals(
+  durations: np.ndarray,
+  arrivals: np.ndarray,
+  num_gradients: int,
+  is_constant: bool,
+) -> _Arrivals:
+  """The first arrivals, in the order of (time, learner)."""
+  num_learners = arrivals.shape[1]
   times = arrivals.ravel()
+  order = _find_order(times, num_learners, is_constant)[:num_gradients]
+  step, learner = np.divmod(order, np.int32(num_learners))
+  is_first = step == 0
+  before = np.where(is_first, 0, order - np.int32(num_learners))
+  place = np.zeros(times.size, np.int32)
+  place[order] = np.arange(num_gradients, dtype=np.int32)
+  count = np.bincount(learner, minlength=num_learners)
+  last = np.maximum(count - 1, 0) * num_learners + np.arange(num_learners)
+  return _Arrivals(
+    learner=learner,
+    step=step,
+    time=times[order],
+    duration=durations.ravel()[order],
+    start=np.where(is_first, 0, times[before]),
+    previous=np.where(is_first, -1, place[before]),
+    count=count,
+    last=place[last],
+  )
+
+
+def _find_order(
+  times: np.ndarray, num_learners: int, is_constant: bool
+) -> np.ndarray:
+  """Places in the table, row by row, in the order of (time, learner)."""
+  if is_constant:
+    return np.arange(times.size, dtype=np.int32)
   order = np.argsort(times)
   ordered = times[order]
   if np.any(ordered[1:] == ordered[:-1]):  # Ties go by learner.
-    learners = np.tile(np.arange(arrivals.shape[1]), arrivals.shape[0])
-    order = np.lexsort((learners, times))
+    order = np.lexsort((np.arange(times.size) % num_learners, times))
   return order.astype(np.int32)
 
 
-def _find_in_flight(
-  records: np.ndarray, num_learners: int, per_update: int, overlap: bool
+def _make_records(columns: dict[str, np.ndarray]) -> np.ndarray:
+  """Records of gradients from their columns."""
+  num_records = len(columns['learner'])
+  records = np.zeros(num_records, traces.RECORD)
+  # Piece by piece, so that a piece is still in the cache for the next column.
+  for start in range(0, num_records, 1 << 13):
+    piece = slice(start, start + (1 << 13))
+    for name, column in columns.items():
+      records[name][piece] = column[piece] if column.ndim else column
+  return records
+
+
+def _list_in_flight(
+  arrivals: _Arrivals, clock: np.ndarray, last_clock: int, overlap: bool
 ) -> list[list[float]]:
   """[learner, step, read clock, start] of what every learner computes now."""
-  steps = np.bincount(records['learner'], minlength=num_learners)
-  last = np.full(num_learners, -1)  # Of each learner, the last record.
-  last[records['learner']] = np.arange(len(records))
-  clocks = np.where(
-    steps == 0, 0, (last if overlap else last + 1) // per_update
-  )
-  starts = np.where(steps == 0, 0.0, records['arrive_time'][last])
+  last, has_pushed = arrivals.last, arrivals.count > 0
+  if overlap:
+    read_clock = clock[last]
+  else:  # After the own push: what the next one to arrive has seen.
+    next_clock = clock[np.minimum(last + 1, len(clock) - 1)]
+    read_clock = np.where(last + 1 < len(clock), next_clock, last_clock)
   columns = (
-    range(num_learners),
-    steps.tolist(),
-    clocks.tolist(),
-    starts.tolist(),
+    range(len(last)),
+    arrivals.count.tolist(),
+    np.where(has_pushed, read_clock, 0).tolist(),
+    np.where(has_pushed, arrivals.time[last], 0.0).tolist(),
   )
   return [list(row) for row in zip(*columns, strict=True)]

@@ -25,6 +25,11 @@ def make_generator(seed: int, stream: int, block: int) -> np.random.Generator:
   )
 
 
+def get_rows_per_block(num_learners: int) -> int:
+  """How many steps of all learners are drawn at once."""
+  return max(1, _BLOCK // num_learners)
+
+
 class ComputeTime(NamedTuple):
   """A table of durations, drawn block by block.
 
@@ -48,7 +53,7 @@ class ComputeTime(NamedTuple):
     stream: int = LEARNERS,
   ) -> np.ndarray:
     """Rows `first_step` to `first_step + num_steps` of the table."""
-    rows_per_block = max(1, _BLOCK // num_learners)
+    rows_per_block = get_rows_per_block(num_learners)
     first = first_step // rows_per_block
     last = -(-(first_step + num_steps) // rows_per_block)
     blocks = []

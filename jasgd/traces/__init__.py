@@ -2,6 +2,12 @@
 
 from jasgd.protocols import Fate
 from jasgd.traces import statistics
+from jasgd.traces._node_summary import format_node_summary
+from jasgd.traces._node_summary import measure_ages
+from jasgd.traces._node_summary import NodeColumns
+from jasgd.traces._node_summary import NodeSummary
+from jasgd.traces._node_summary import Spread
+from jasgd.traces._node_summary import summarize_nodes
 from jasgd.traces._nodes import ALL
 from jasgd.traces._nodes import CENTRE
 from jasgd.traces._nodes import NODE_RECORD
@@ -28,14 +34,20 @@ __all__ = [
   'Fate',
   'Kind',
   'LearnerSummary',
+  'NodeColumns',
   'NodeKind',
+  'NodeSummary',
   'NodeTrace',
+  'Spread',
   'Summary',
   'Trace',
   'TraceError',
   'TraceWriter',
+  'format_node_summary',
   'format_summary',
   'make_records',
+  'measure_ages',
   'statistics',
   'summarize',
+  'summarize_nodes',
 ]

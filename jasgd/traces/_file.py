@@ -23,6 +23,7 @@ end, and a reader needs no lock.
 """
 
 import json
+import math
 import os
 import secrets
 import struct
@@ -55,17 +56,21 @@ class Contents(NamedTuple):
 
 
 def encode_header(header: dict[str, Any]) -> bytes:
-  """The header as JSON; numpy's numbers and arrays become plain ones."""
+  """The header as JSON that anyone can read.
+
+  numpy's numbers and arrays become plain ones, and numbers that JSON has no
+  word for become 'inf', '-inf' and 'nan'.
+  """
   if not isinstance(header, dict):
     raise ValueError(f'header must be a dict, got {header!r}.')
   try:
-    return json.dumps(header, default=_to_plain).encode()
+    return json.dumps(_to_plain(header), allow_nan=False).encode()
   except (TypeError, ValueError) as error:
     raise ValueError(f'header must be writable as JSON: {error}.') from None
 
 
 def is_same_header(header: dict[str, Any], other: dict[str, Any]) -> bool:
-  """Whether two headers say the same; NaN is NaN, and order is no matter."""
+  """Whether two headers say the same; the order is no matter."""
   # The first round makes all keys strings, so that they can be sorted.
   texts = [
     json.dumps(json.loads(encode_header(each)), sort_keys=True)
@@ -194,5 +199,11 @@ def _read_header(
 def _to_plain(value: Any) -> Any:
   """What JSON does not know of, as what it does."""
   if isinstance(value, (np.generic, np.ndarray)):
-    return value.tolist()
-  raise TypeError(f'{value!r} of type {type(value).__name__} is not JSON')
+    value = value.tolist()
+  if isinstance(value, dict):
+    return {key: _to_plain(entry) for key, entry in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_to_plain(entry) for entry in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  return value

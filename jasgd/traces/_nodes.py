@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jasgd.traces import _file
+from jasgd.traces import _schema
 
 
 class NodeKind(enum.IntEnum):
@@ -16,9 +17,13 @@ class NodeKind(enum.IntEnum):
 
   STEP = 0  # A gradient was computed and applied.
   MIX = 1  # Others' weights were mixed in.
+  JOIN = 2  # A node came back; a MIX follows, unless it was alone.
+  LEAVE = 3  # A node died.
+  LOST = 4  # A message, or a question, that found a dead node.
 
 
-# Who is mixed with, if it is no node.
+# Who is mixed with, if it is no node. The centre has records of its own, of the
+# moves that it makes, for it is mixed too.
 CENTRE = -2
 ALL = -3
 
@@ -26,23 +31,32 @@ NODE_RECORD = np.dtype(
   [
     ('kind', 'u1'),
     ('reserved', 'u1', (3,)),
+    # A node, or CENTRE; in a LOST the sender.
     ('node', '<i4'),
-    # The other node, CENTRE or ALL; -1 in a STEP.
+    # In a MIX the other node, CENTRE or ALL, which is the mean of all nodes
+    # with a record of the same `peer_version`. In a LOST the receiver. Else -1.
     ('peer', '<i4'),
-    # Records of a node with equal `mix` are one mix; -1 in a STEP.
+    # Records of a node with equal `mix` are one mix; -1 if it is none.
     ('mix', '<i4'),
     # The place of the record among those of all nodes.
     ('order', '<i8'),
-    # Steps that the node has made, with this one.
+    # Steps that the node has made, with this one; of the centre, its moves.
     ('step', '<i8'),
-    # How often its weights have changed, with this change.
+    # How often its weights have changed, with this change. In a LOST the
+    # version that was sent, or -1 if it was a question.
     ('version', '<i8'),
     # In a STEP the version that the gradient was computed on; in a MIX the
-    # version of the peer's weights, before that mix.
+    # version of the peer's weights, before that mix, or the number of the
+    # all-reduce. Else -1.
     ('peer_version', '<i8'),
+    # In a MIX the steps that are in the peer's weights. Else, and for ALL, -1.
+    ('peer_step', '<i8'),
     # What the own and the peer's weights are multiplied with.
     ('own_weight', '<f8'),
     ('peer_weight', '<f8'),
+    # Of push-sum, else 0: what the node has after a STEP or MIX, what is lost
+    # with a LEAVE or LOST, and what a JOIN adds.
+    ('mass', '<f8'),
     ('start_time', '<f8'),
     ('end_time', '<f8'),
   ]
@@ -83,25 +97,66 @@ class NodeTrace:
     """When the last record ended."""
     return float(self.records['end_time'].max(initial=0.0))
 
+  @property
+  def num_nodes(self) -> int:
+    """How many nodes there are, by the header or else by the records."""
+    largest = int(self.records['node'].max(initial=-1))
+    return self.header.get('num_nodes', largest + 1)
+
   def save(self, folder: str | os.PathLike[str]) -> None:
-    """Writes a file per node, `node-0` and so on, into a folder."""
-    path = pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    for node in range(self.header['num_nodes']):
-      _file.write_file(path / f'node-{node}', self.header, self.of_node(node))
+    """Writes a file per node into a folder: `node-0` and so on, and `centre`.
 
-  @classmethod
-  def load(cls, folder: str | os.PathLike[str]) -> 'NodeTrace':
-    """Reads what `save` wrote, and puts it in the order of time again.
-
-    Raises:
-      TraceError: if there is no such folder, or a file is missing or damaged.
+    Each is like the file of a server's trace: it appears whole, may be appended
+    to, and can be read after a crash.
     """
     path = pathlib.Path(folder)
-    first, header = _file.read_file(path / 'node-0', False, NODE_RECORD)
+    path.mkdir(parents=True, exist_ok=True)
+    header = {**self.header, 'num_nodes': self.num_nodes}
+    for node in range(self.num_nodes):
+      _file.write_file(path / f'node-{node}', header, self.of_node(node))
+    centre, moves = path / 'centre', self.of_node(CENTRE)
+    centre.unlink(missing_ok=True)  # It may be of another run.
+    if len(moves):
+      _file.write_file(centre, header, moves)
+
+  @classmethod
+  def load(
+    cls, folder: str | os.PathLike[str], allow_truncated: bool = False
+  ) -> 'NodeTrace':
+    """Reads what `save` wrote, and puts it in the order of time again.
+
+    Args:
+      folder: Where the files are.
+      allow_truncated: Whether files may end in part of a record, as after a
+        crash; then the whole ones are read.
+
+    Returns:
+      The trace.
+
+    Raises:
+      TraceError: if there is no such folder, or a file is missing, truncated,
+        damaged, of another version or run, or no trace.
+    """
+    path = pathlib.Path(folder)
+    first, header = _file.read_file(
+      path / 'node-0', allow_truncated, NODE_RECORD
+    )
+    if not isinstance(header.get('num_nodes'), int):
+      raise _schema.TraceError(
+        f'{str(path / "node-0")!r} does not say how many nodes there are: its '
+        f'header has num_nodes={header.get("num_nodes")!r}.'
+      )
+    names = [f'node-{node}' for node in range(1, header['num_nodes'])]
+    if (path / 'centre').exists():
+      names.append('centre')
     parts = [first]
-    for node in range(1, header['num_nodes']):
-      part, _ = _file.read_file(path / f'node-{node}', False, NODE_RECORD)
+    for name in names:
+      part, other = _file.read_file(path / name, allow_truncated, NODE_RECORD)
+      if not _file.is_same_header(header, other):
+        raise _schema.TraceError(
+          f'{str(path / name)!r} is of another run than '
+          f'{str(path / "node-0")!r}: their headers differ.'
+        )
       parts.append(part)
     records = np.concatenate(parts)
     return cls(records[np.argsort(records['order'], kind='stable')], header)

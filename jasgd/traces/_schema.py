@@ -17,6 +17,7 @@ class Kind(enum.IntEnum):
   JOIN = 1  # A learner came.
   LEAVE = 2  # A learner went, or was lost.
   RESTART = 3  # The server came back, and forgot what it had not saved.
+  FETCH = 4  # A learner got new weights, where that is no part of a push.
 
 
 # Little-endian on every machine, each field on a multiple of its own size, so
@@ -31,10 +32,12 @@ RECORD = np.dtype(
     # Gradients with equal (incarnation, apply_clock, call) were applied by one
     # call of the compiled function: several at once round differently.
     ('call', '<i4'),
-    # Per learner. Of a RESTART record: the index of the last record that still
+    # Per learner. Of a FETCH record: minibatches that the learner has computed
+    # so far. Of a RESTART record: the index of the last record that still
     # stands; what lies between that one and this is void.
     ('step', '<i8'),
-    # Of a RESTART record: the clock that the server resumed at.
+    # Of a FETCH record: the clock of the new weights. Of a RESTART record: the
+    # clock that the server resumed at.
     ('read_clock', '<i8'),
     ('arrive_clock', '<i8'),
     ('apply_clock', '<i8'),  # -1 if it was dropped.

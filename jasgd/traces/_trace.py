@@ -123,7 +123,7 @@ class Trace:
 
   @property
   def events(self) -> np.ndarray:
-    """The records of joins, leaves and restarts that are not void."""
+    """The records of joins, leaves, fetches and restarts that are not void."""
     is_event = self.records['kind'] != _schema.Kind.GRADIENT
     return _freeze(np.asarray(self.records)[is_event & ~self.is_void])
 

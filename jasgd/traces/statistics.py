@@ -200,8 +200,9 @@ def measure_times(trace: _trace.Trace) -> LearnerTimes:
 def count_bytes(trace: _trace.Trace) -> Traffic:
   """What each learner sent and received.
 
-  Each gradient is a push, and each gradient, in flight ones too, had a pull.
-  What they weigh is in the header, as `bytes_per_push` and `bytes_per_pull`.
+  Each gradient is a push. Each recorded fetch is a pull; where none are, a
+  learner pulls for every gradient, those in flight too. What they weigh is in
+  the header, as `bytes_per_push` and `bytes_per_pull`.
 
   Args:
     trace: A trace.
@@ -219,9 +220,13 @@ def count_bytes(trace: _trace.Trace) -> Traffic:
   """
   num_learners = count_learners(trace)
   num_pushes = np.bincount(trace.learner, minlength=num_learners)
-  num_pulls = num_pushes + np.bincount(
-    trace.in_flight['learner'], minlength=num_learners
-  )
+  events = trace.events
+  fetches = events['learner'][events['kind'] == _schema.Kind.FETCH]
+  num_pulls = np.bincount(fetches, minlength=num_learners)
+  if not len(fetches):
+    num_pulls = num_pushes + np.bincount(
+      trace.in_flight['learner'], minlength=num_learners
+    )
   push, pull = map(trace.header.get, ('bytes_per_push', 'bytes_per_pull'))
   return Traffic(
     sent=None if push is None else num_pushes * push,

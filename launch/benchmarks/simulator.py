@@ -14,6 +14,7 @@ from jasgd import simulation
 NETWORK = simulation.make_network(
   60_000, latency=1e-3, bandwidth=1e9, server_time=1e-5
 )
+SHARED = NETWORK._replace(server_bandwidth=1e9)
 
 
 class Row(NamedTuple):
@@ -37,13 +38,14 @@ ROWS = {
   'downpour(2, 4)': Row(protocols.downpour(2, 4)),
   'asynchronous, network': Row(protocols.asynchronous(), network=NETWORK),
   'hardsync, network': Row(protocols.hardsync(), network=NETWORK),
+  'asynchronous, shared link': Row(protocols.asynchronous(), network=SHARED),
 }
 
 
 def run(quick: bool) -> None:
   """Prints a table."""
   print(__doc__)
-  print(f'{"protocol":22} {"gradients / s":>14}')
+  print(f'{"protocol":26} {"gradients / s":>14}')
   for name, row in ROWS.items():
     num_gradients = row.num_gradients // (20 if quick else 1)
     best = float('inf')
@@ -57,4 +59,4 @@ def run(quick: bool) -> None:
         network=row.network,
       )
       best = min(best, time.perf_counter() - start)
-    print(f'{name:22} {num_gradients / best:14,.0f}', flush=True)
+    print(f'{name:26} {num_gradients / best:14,.0f}', flush=True)

@@ -152,8 +152,11 @@ def test_one_node_always_agrees():
   ('arguments', 'message'),
   [
     (('random', 4), "Unknown peers 'random'. Known: independent, matching"),
-    (('matching', 0), 'num_nodes must be at least 1, got 0'),
-    (('matching', 4.5), 'num_nodes must be an integer, got 4.5'),
+    (('matching', 0), 'num_nodes must be a whole number of at least 1, got 0'),
+    (
+      ('matching', 4.5),
+      'num_nodes must be a whole number of at least 1, got 4.5',
+    ),
     (('matching', 4, 1.5), 'weight must be from 0 to 1, got 1.5'),
     (('matching', 4, math.nan), 'weight must be from 0 to 1, got nan'),
     (('matching', 4, 'x'), "weight must be a number, got 'x'"),

@@ -135,13 +135,22 @@ def test_many_nodes():
   ('arguments', 'message'),
   [
     ({'peers': 'some'}, "Unknown peers 'some'"),
-    ({'num_nodes': 0}, 'num_nodes must be at least 1, got 0'),
-    ({'num_nodes': True}, 'num_nodes must be an integer, got True'),
-    ({'num_rounds': 0}, 'num_rounds must be at least 1, got 0'),
-    ({'first_round': -1}, 'first_round must be at least 0, got -1'),
-    ({'seed': -1}, 'seed must be at least 0, got -1'),
+    ({'num_nodes': 0}, 'num_nodes must be a whole number of at least 1, got 0'),
+    (
+      {'num_nodes': True},
+      'num_nodes must be a whole number of at least 1, got True',
+    ),
+    (
+      {'num_rounds': 0},
+      'num_rounds must be a whole number of at least 1, got 0',
+    ),
+    (
+      {'first_round': -1},
+      'first_round must be a whole number of at least 0, got -1',
+    ),
+    ({'seed': -1}, 'seed must be a whole number of at least 0, got -1'),
     ({'seed': 2**64}, r'seed must be below 2\*\*64, got 18446744073709551616'),
-    ({'seed': 0.5}, 'seed must be an integer, got 0.5'),
+    ({'seed': 0.5}, 'seed must be a whole number of at least 0, got 0.5'),
   ],
 )
 def test_errors_say_what_was_given(arguments, message):

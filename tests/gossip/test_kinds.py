@@ -115,7 +115,12 @@ def test_every_node_of_a_ring_is_reached_one_by_one():
     ),
     ('random_regular', 4, {'degree': 4}, 'degree 4 .*=4: the smallest is 5'),
     ('random_regular', 1, {'degree': 3}, 'num_nodes=1: the smallest is 4'),
-    ('random_regular', 9, {'degree': 1}, 'degree must be at least 2, got 1'),
+    (
+      'random_regular',
+      9,
+      {'degree': 1},
+      'degree must be a whole number of at least 2, got 1',
+    ),
     ('complete', 2049, {}, 'at most 2048 nodes, .*, got num_nodes=2049'),
     ('random_matching', 4, {}, r'takes \(num_nodes, num_rounds, seed\), got'),
     (

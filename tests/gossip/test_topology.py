@@ -139,7 +139,7 @@ def test_weights_of_a_table_follow_its_order():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'num_nodes': 0}, 'num_nodes must be at least 1, got 0'),
+    ({'num_nodes': 0}, 'num_nodes must be a whole number of at least 1, got 0'),
     ({'num_nodes': 2}, r'from 0 to num_nodes - 1 = 1, got 0 to 2'),
     ({'starts': [0]}, r'from 0 to num_edges=4, got \[0\]'),
     ({'starts': [0, 3]}, r'from 0 to num_edges=4, got \[0 3\]'),
@@ -185,7 +185,10 @@ def test_a_topology_checks_itself(changes, message):
       lambda: gossip.with_constant_weights(CHAIN, 0.6),
       'at most 1 / max_degree = 1 / 2, got 0.6',
     ),
-    (lambda: CHAIN.matrix(-1), 'round_index must be at least 0, got -1'),
+    (
+      lambda: CHAIN.matrix(-1),
+      'round_index must be a whole number of at least 0, got -1',
+    ),
   ],
 )
 def test_errors_say_what_was_given(build, message):

@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-from jasgd import experiment
 from jasgd import traces
 from launch import digits
 from launch.benchmarks import timing
@@ -118,7 +117,9 @@ def test_benchmark(suite):
     rows = [line for line in table if re.search(r' (step|scan) +\d', line)]
     assert len(rows) == 2 * 2 * 3
   else:
-    last = {'import': 'all of jasgd', 'simulator': 'hardsync, network'}[suite]
+    last = {'import': 'all of jasgd', 'simulator': 'asynchronous, shared link'}[
+      suite
+    ]
     assert table[-1].startswith(last)
 
 
@@ -160,7 +161,7 @@ def test_simulate_writes_a_trace_and_pictures(tmp_path):
     f'--workdir={tmp_path}/work',
     '--config.num_gradients=2000',
     '--config.protocol.name=softsync',
-    '--config.protocol.arguments=(4,)',
+    '--config.protocol.n=4',
   )
   assert done.returncode == 0, done.stderr
   assert 'softsync(4)' in done.stdout
@@ -194,11 +195,25 @@ def test_simulate_refuses_a_bad_config(tmp_path):
     assert problem in done.stdout + done.stderr
 
 
-def test_a_simulation_that_cannot_be_is_refused_by_its_config():
-  config = experiment.SimulationConfig()
-  config.protocol.name, config.protocol.arguments = 'constant_delay', (15,)
-  with pytest.raises(ValueError, match='equal, constant times'):
-    config.validate()
+def test_simulate_nodes_writes_traces_and_pictures(tmp_path):
+  done = _run(
+    sys.executable,
+    '-m',
+    'launch.simulate',
+    '--config=configs/simulate_gossip.py',
+    f'--workdir={tmp_path}/work',
+    '--config.num_steps=50',
+    '--config.strategy.name=pairs',
+    '--config.strategy.peers=random_matching',
+    '--config.failures.mean_time_between=40',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'pairs(1)' in done.stdout
+  trace = traces.NodeTrace.load(tmp_path / 'work/trace')
+  assert len(trace.steps) == 16 * 50
+  assert trace.header['config']['strategy']['peers'] == 'random_matching'
+  for name in ('ages.png', 'timeline.png'):
+    assert (tmp_path / 'work' / name).read_bytes().startswith(b'\x89PNG')
 
 
 @pytest.mark.slow

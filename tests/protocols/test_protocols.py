@@ -222,10 +222,8 @@ def test_ramp_up_lets_learners_in_one_by_one():
     (lambda: protocols.softsync(2.5), r'n must be a whole .* got 2\.5'),
     (lambda: protocols.backup(-1), 'num_backups must be .* got -1'),
     (lambda: protocols.ssp(-1), 's must be .* at least 0, got -1'),
-    (
-      lambda: protocols.downpour(2, 3),
-      'n_fetch must be a multiple of n_push=2',
-    ),
+    (lambda: protocols.downpour(0, 3), 'n_push must be .* at least 1, got 0'),
+    (lambda: protocols.downpour(2, 0), 'n_fetch must be .* at least 1, got 0'),
     (lambda: protocols.softsync(9).init(5), 'n must be at most num_learners=5'),
     (lambda: protocols.backup(5).init(5), 'below num_learners=5, got 5'),
     (lambda: protocols.constant_delay(3).init(5), 'is made by 4 learners'),

@@ -4,152 +4,92 @@ import numpy as np
 import pytest
 
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
-
-STRATEGIES = {
-  'allreduce': gossip.AllReduce(),
-  'local sgd': gossip.AllReduce(period=3),
-  'elastic': gossip.Elastic(rate=0.2),
-  'pull': gossip.Pull(),
-  'pull, permutation': gossip.Pull(peers='permutation', period=2),
-  'push': gossip.Push(),
-  'push-sum': gossip.PushSum(),
-  'pairs': gossip.Pairs(peers='permutation'),
-  'pull, ring': gossip.Pull(peers=gossip.ring(7)),
-  'push-sum, exponential': gossip.PushSum(peers=gossip.exponential(7)),
-  'push, one peer': gossip.Push(peers=gossip.one_peer_exponential(7)),
-  'pairs, matching': gossip.Pairs(peers=gossip.random_matching(7, 20)),
-}
-NETWORKS = {
-  'free': simulation.Network(),
-  'slow': simulation.Network(latency=0.3, bandwidth=10.0, bytes_per_push=4.0),
-}
-NUM_NODES = 7
+from jasgd.simulation import _node_records
+from tests.simulation import node_cases
 
 
-def _simulate(name, network, num_steps=30, seed=1):
-  return simulation.simulate_nodes(
-    STRATEGIES[name],
-    num_nodes=NUM_NODES,
-    num_steps=num_steps,
-    compute=simulation.exponential(1.0),
-    network=NETWORKS[network],
-    seed=seed,
-  )
-
-
-def _execute(trace):
-  """Runs the mixes of a trace on numbers; gives every version of every node."""
-  start = np.arange(float(NUM_NODES))
-  history = {node: [start[node]] for node in range(NUM_NODES)}
-  centre = [start.mean()]
-  records = trace.records
-  index = 0
-  while index < len(records):
-    record = records[index]
-    node, own = int(record['node']), history[int(record['node'])]
-    group = [record]
-    if record['kind'] == traces.NodeKind.STEP:
-      value = own[-1]
-      assert 0 <= record['peer_version'] < len(own)
-    else:
-      while (
-        index + len(group) < len(records)
-        and records[index + len(group)]['node'] == node
-        and records[index + len(group)]['mix'] == record['mix']
-      ):
-        group.append(records[index + len(group)])
-      value = record['own_weight'] * own[-1]
-      total = record['own_weight']
-      for part in group:
-        if part['peer'] == traces.ALL:
-          value = np.mean([versions[-1] for versions in history.values()])
-          total = 1.0
-        elif part['peer'] == traces.CENTRE:
-          old = centre[part['peer_version']]
-          value += part['peer_weight'] * old
-          centre.append(old + part['peer_weight'] * (own[-1] - old))
-          total += part['peer_weight']
-        else:
-          value += (
-            part['peer_weight'] * history[part['peer']][part['peer_version']]
-          )
-          total += part['peer_weight']
-      np.testing.assert_allclose(total, 1)
-    own.append(value)
-    assert record['version'] == len(own) - 1
-    index += len(group)
-  return history
-
-
-@pytest.mark.parametrize('network', NETWORKS)
-@pytest.mark.parametrize('name', STRATEGIES)
+@node_cases.every_network
+@node_cases.every_strategy
 def test_traces_can_be_executed(name, network):
-  trace = _simulate(name, network)
-  assert len(trace.steps) == NUM_NODES * 30
+  trace = node_cases.run(name, network)
   assert np.all(np.diff(trace.records['end_time']) >= 0)
   assert np.all(trace.records['start_time'] <= trace.records['end_time'])
-  for node in range(NUM_NODES):
-    steps = trace.of_node(node)
-    steps = steps[steps['kind'] == traces.NodeKind.STEP]
+  np.testing.assert_array_equal(trace.records['order'], np.arange(len(trace)))
+  for node in range(node_cases.NUM_NODES):
+    steps = trace.steps[trace.steps['node'] == node]
     np.testing.assert_array_equal(steps['step'], np.arange(1, 31))
-  if name != 'allreduce' and name != 'local sgd':
-    history = _execute(trace)
-    final = [versions[-1] for versions in history.values()]
-    assert np.std(final) < 0.5 * np.std(np.arange(NUM_NODES))
-    assert min(final) >= 0
-    assert max(final) <= NUM_NODES - 1
+  final = node_cases.get_last(node_cases.execute(trace))
+  assert min(final) >= 0
+  assert max(final) <= node_cases.NUM_NODES - 1
+  if name != 'elastic, swaps':  # Which agree on nothing.
+    assert np.std(final) < 0.5 * np.std(np.arange(node_cases.NUM_NODES))
 
 
-def test_the_same_seed_gives_the_same_trace():
-  first, second = (_simulate('push-sum', 'slow') for _ in range(2))
+@node_cases.every_strategy
+def test_mixes_come_every_period_steps(name):
+  trace = node_cases.run(name, 'slow')
+  strategy = node_cases.STRATEGIES[name]
+  mixes = trace.mixes[trace.mixes['node'] >= 0]
+  # A pair's other half is mixed whenever it is, and so is who has made all its
+  # steps and is sent something.
+  is_own = (mixes['start_time'] < mixes['end_time']) | (mixes['step'] < 30)
+  if not isinstance(strategy, gossip.Pairs):
+    assert not np.any(mixes['step'][is_own] % strategy.period)
+  assert len(mixes)
+
+
+@node_cases.every_strategy
+def test_the_same_seed_gives_the_same_trace(name):
+  first, second = (node_cases.run(name, 'slow') for _ in range(2))
   np.testing.assert_array_equal(first.records, second.records)
-  other = _simulate('push-sum', 'slow', seed=2)
+  other = node_cases.run(name, 'slow', seed=2)
   assert not np.array_equal(first.records, other.records)
 
 
-def test_one_file_per_node(tmp_path):
-  trace = _simulate('push', 'slow')
-  trace.save(tmp_path / 'nodes')
-  names = {path.name for path in (tmp_path / 'nodes').iterdir()}
-  assert names == {f'node-{node}' for node in range(NUM_NODES)}
-  loaded = traces.NodeTrace.load(tmp_path / 'nodes')
-  np.testing.assert_array_equal(loaded.records, trace.records)
-  assert loaded.header == trace.header
-  with pytest.raises(traces.TraceError, match='are two things'):
-    traces.Trace.load(tmp_path / 'nodes/node-0')
-  (tmp_path / 'nodes/node-3').unlink()
-  with pytest.raises(traces.TraceError, match='There is no trace'):
-    traces.NodeTrace.load(tmp_path / 'nodes')
+@node_cases.every_strategy
+def test_equal_times_are_ordered_by_node(name):
+  """All nodes step at once: their steps are noted in order."""
+  compute = simulation.constant(1.0)
+  trace = node_cases.run(name, num_steps=1, compute=compute)
+  nodes = trace.steps['node']
+  np.testing.assert_array_equal(nodes, np.arange(node_cases.NUM_NODES))
+  assert trace.duration == 1
 
 
-def test_pairs_keep_the_sum():
-  trace = _simulate('pairs', 'slow')
-  history = _execute(trace)
-  final = [versions[-1] for versions in history.values()]
-  np.testing.assert_allclose(sum(final), sum(range(NUM_NODES)))
+def test_allreduce_is_the_mean_and_local_sgd_waits_for_its_period():
+  for name, period in (('allreduce', 1), ('local sgd', 3)):
+    trace = node_cases.run(name, 'slow')
+    final = node_cases.get_last(node_cases.execute(trace))
+    np.testing.assert_allclose(final, (node_cases.NUM_NODES - 1) / 2)
+    np.testing.assert_array_equal(trace.mixes['peer'], traces.ALL)
+    assert len(trace.mixes) == node_cases.NUM_NODES * 30 // period
 
 
-def test_push_sum_keeps_the_mean_and_push_does_not():
-  """Over many seeds the mean of push-sum's consensus is the start's mean."""
-  ends = {}
-  for name in ('push-sum', 'push'):
-    ends[name] = [
-      np.mean(
-        [
-          versions[-1]
-          for versions in _execute(
-            _simulate(name, 'free', num_steps=60, seed=seed)
-          ).values()
-        ]
-      )
-      for seed in range(20)
-    ]
-  mean = np.mean(range(NUM_NODES))
-  # Mass is conserved, so every single run ends near the mean.
-  assert np.max(np.abs(np.array(ends['push-sum']) - mean)) < 0.6
-  assert np.max(np.abs(np.array(ends['push']) - mean)) > 0.3
+@pytest.mark.parametrize('name', ['elastic', 'elastic, swaps'])
+def test_elastic_moves_the_centre_as_much_as_the_node(name):
+  trace = node_cases.run(name, 'slow')
+  history = node_cases.execute(trace)
+  start = np.arange(float(node_cases.NUM_NODES))
+  total = node_cases.get_last(history).sum() + history[traces.CENTRE][-1]
+  assert total == pytest.approx(start.sum() + start.mean())
+  moves = trace.of_node(traces.CENTRE)
+  np.testing.assert_array_equal(moves['version'], 1 + np.arange(len(moves)))
+  rate = node_cases.STRATEGIES[name].rate
+  np.testing.assert_allclose(trace.mixes['peer_weight'], rate)
+  np.testing.assert_allclose(trace.mixes['own_weight'], 1 - rate)
+  # Each move is answered, with what the centre was before.
+  answers = trace.mixes[trace.mixes['peer'] == traces.CENTRE]
+  assert sorted(answers['peer_version'] + 1) == moves['version'].tolist()
+
+
+@pytest.mark.parametrize('name', ['pairs', 'pairs, matching'])
+def test_pairs_keep_the_sum(name):
+  history = node_cases.execute(node_cases.run(name, 'slow'))
+  total = node_cases.get_last(history).sum()
+  np.testing.assert_allclose(total, sum(range(node_cases.NUM_NODES)))
 
 
 def test_a_ring_mixes_with_its_neighbours():
@@ -157,90 +97,73 @@ def test_a_ring_mixes_with_its_neighbours():
     gossip.Pull(peers=gossip.ring(5)), num_nodes=5, num_steps=1
   )
   for node in range(5):
-    mixes = trace.of_node(node)
-    mixes = mixes[mixes['kind'] == traces.NodeKind.MIX]
+    mixes = trace.mixes[trace.mixes['node'] == node]
     assert set(mixes['peer']) == {(node - 1) % 5, (node + 1) % 5}
     np.testing.assert_allclose(mixes['peer_weight'], 1 / 3)
     np.testing.assert_allclose(mixes['own_weight'], 1 / 3)
 
 
-def test_allreduce_takes_the_ring_formula():
-  network = simulation.Network(latency=0.1, bandwidth=8.0, bytes_per_push=16.0)
-  trace = simulation.simulate_nodes(
-    gossip.AllReduce(period=2), num_nodes=4, num_steps=6, network=network
-  )
-  # 2 (n - 1) messages of a quarter of 16 bytes at 8 bytes per second.
-  mix_time = 2 * 3 * (0.1 + 4.0 / 8.0)
-  np.testing.assert_allclose(trace.duration, 6 + 3 * mix_time)
-  np.testing.assert_array_equal(trace.mixes['peer'], traces.ALL)
-
-
-def test_allreduce_waits_for_the_slowest():
+def test_allreduce_waits_for_the_slowest_and_gossip_does_not():
   times = simulation.with_speeds(simulation.constant(1.0), [1, 1, 0.25])
-  trace = simulation.simulate_nodes(
-    gossip.AllReduce(), num_nodes=3, num_steps=5, compute=times
-  )
-  assert trace.duration == 20
-  gossiping = simulation.simulate_nodes(
-    gossip.Pull(), num_nodes=3, num_steps=5, compute=times
-  )
-  assert gossiping.of_node(0)['end_time'].max() == 5
-
-
-def test_elastic_counts_the_versions_of_the_centre():
-  trace = _simulate('elastic', 'slow')
-  versions = np.sort(trace.mixes['peer_version'])
-  np.testing.assert_array_equal(versions, np.arange(len(versions)))
-  np.testing.assert_allclose(trace.mixes['peer_weight'], 0.2)
-
-
-def test_pull_contracts_within_a_round():
-  """Independent peers, all at once: 1/2 - 1/(4p) per round, on average.
-
-  Equal times make rounds, but a node that mixes later in a round sees what
-  others have mixed already, so it contracts at least as fast.
-  """
-  ratios = []
-  for seed in range(200):
+  ends = {}
+  for strategy in (gossip.AllReduce(), gossip.Pull(), gossip.Elastic()):
     trace = simulation.simulate_nodes(
-      gossip.Pull(), num_nodes=NUM_NODES, num_steps=1, seed=seed
+      strategy, num_nodes=3, num_steps=5, compute=times
     )
-    final = [versions[-1] for versions in _execute(trace).values()]
-    ratios.append(np.var(final) / np.var(np.arange(NUM_NODES)))
-  assert np.mean(ratios) < 0.55
+    ends[type(strategy)] = trace.of_node(0)['end_time'].max()
+  assert ends == {gossip.AllReduce: 20, gossip.Pull: 5, gossip.Elastic: 5}
 
 
 @pytest.mark.parametrize(
-  ('build', 'message'),
+  ('arguments', 'message'),
   [
-    (lambda: gossip.AllReduce(period=0), 'period must be at least 1, got 0'),
-    (lambda: gossip.Elastic(rate=0), 'rate must be above 0'),
     (
-      lambda: simulation.simulate_nodes(
-        gossip.Pull(peers=gossip.ring(5)), num_nodes=4, num_steps=1
-      ),
+      {'strategy': gossip.Pull(peers=gossip.ring(5))},
       'The topology has 5 nodes, but there are 4',
     ),
     (
-      lambda: simulation.simulate_nodes(
-        gossip.Pairs(peers=gossip.ring(5)), num_nodes=5, num_steps=1
-      ),
+      {'strategy': gossip.Pairs(peers=gossip.ring(4))},
       'Pairs need a topology with one peer',
     ),
-    (lambda: gossip.Pull(peers='friends'), "Unknown peers 'friends'. Known"),
+    ({'strategy': gossip.Pull}, 'strategy is not one that .* called, as in'),
+    ({'strategy': protocols.hardsync()}, 'protocols with a server go to'),
+    ({'network': 3}, 'network is not one that simulate_nodes knows, got 3'),
+    ({'network': simulation.Network(latency=-1)}, 'latency must be finite'),
+    ({'num_nodes': 0}, 'num_nodes must be a whole number of at least 1, got 0'),
+    ({'num_steps': 1.5}, 'num_steps must be a whole number .* got 1.5'),
+    ({'seed': -1}, 'seed must be a whole number of at least 0, got -1'),
     (
-      lambda: simulation.simulate_nodes(
-        gossip.Pull(), num_nodes=0, num_steps=1
-      ),
-      'num_nodes must be a whole number of at least 1, got 0',
+      {'failures': [simulation.Failure(1.0, 4)]},
+      'names learner 4, but there are 4',
     ),
   ],
 )
-def test_what_cannot_be(build, message):
+def test_what_cannot_be(arguments, message):
+  arguments = {
+    'strategy': gossip.Pull(),
+    'num_nodes': 4,
+    'num_steps': 1,
+    **arguments,
+  }
   with pytest.raises(ValueError, match=message):
-    build()
+    simulation.simulate_nodes(arguments.pop('strategy'), **arguments)
 
 
-@pytest.mark.parametrize('name', STRATEGIES)
-def test_describe_says_who_waits(name):
-  assert 'wait' in STRATEGIES[name].describe()
+def test_numbers_may_be_of_numpy():
+  trace = simulation.simulate_nodes(
+    gossip.Pull(period=np.int64(2)),
+    num_nodes=np.int32(3),
+    num_steps=np.int64(4),
+    seed=np.uint8(5),
+  )
+  assert trace.header['num_nodes'] == 3
+  assert type(trace.header['num_nodes']) is int
+  assert len(trace.steps) == 12
+
+
+@node_cases.every_strategy
+def test_records_are_packed_on_the_way(name, monkeypatch):
+  whole = node_cases.run(name, 'slow')
+  monkeypatch.setattr(_node_records.Records, 'MAX_ROWS', 10)
+  packed = node_cases.run(name, 'slow')
+  np.testing.assert_array_equal(packed.records, whole.records)

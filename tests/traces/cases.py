@@ -31,15 +31,18 @@ def make_trace(seed):
   num_learners = int(rng.integers(1, 6))
   read_clock = rng.integers(0, 10, size)
   arrive_clock = read_clock + rng.integers(0, 5, size)
-  fate = rng.choice(len(traces.Fate), size, p=[0.6, 0.1, 0.1, 0.1, 0.1])
+  fate = rng.choice(len(traces.Fate), size, p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
   is_applied = fate == traces.Fate.APPLIED
   apply_clock = np.where(
     is_applied, arrive_clock + rng.integers(0, 3, size), -1
   )
+  fetches = rng.choice([0, 0.02])
   times = np.cumsum(rng.random((4, size)), axis=0)
   times[:, rng.random(size) < rng.choice([0, 0.1])] = np.nan
   records = traces.make_records(
-    kind=rng.choice(len(traces.Kind), size, p=[0.85, 0.05, 0.05, 0.05]),
+    kind=rng.choice(
+      len(traces.Kind), size, p=[0.85, 0.05, 0.05, 0.05 - fetches, fetches]
+    ),
     fate=fate,
     incarnation=np.sort(rng.integers(0, 3, size)),
     learner=rng.integers(0, num_learners, size),

@@ -1,0 +1,184 @@
+"""Pictures of a trace of nodes, drawn with matplotlib."""
+
+import os
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure as mpl_figure
+from matplotlib import patches
+from matplotlib import ticker
+import numpy as np
+
+from jasgd import traces
+
+# What a node does -> its colour in a timeline.
+_COLORS = {
+  'computes': '#4c72b0',
+  'waits for a mix': '#dd8452',
+  'is dead': '#c8c8c8',
+}
+_MAX_BARS = 200  # As many as the eye can tell apart.
+
+
+def plot_node_timeline(
+  trace: traces.NodeTrace,
+  path: str | os.PathLike[str],
+  *,
+  max_nodes: int = 16,
+  num_rounds: float = 8.0,
+) -> None:
+  """Draws who computed and who waited for mixes when, in the first part.
+
+  A dot is a mix; lines lead to it from the nodes whose weights were mixed in. A
+  gap before a death is a step that was lost with the node.
+
+  Args:
+    trace: What to draw.
+    path: The file to write; its ending chooses the format.
+    max_nodes: How many nodes to draw.
+    num_rounds: How many steps of a typical node to draw, mixes included.
+  """
+  figure = draw_node_timeline(trace, max_nodes, num_rounds)
+  figure.savefig(path, dpi=120)
+
+
+def plot_ages(trace: traces.NodeTrace, path: str | os.PathLike[str]) -> None:
+  """Draws the distributions of the age and of the lag of all mixes.
+
+  Args:
+    trace: What to draw; see `jasgd.traces.summarize_nodes` for the two.
+    path: The file to write; its ending chooses the format.
+  """
+  draw_ages(trace).savefig(path, dpi=120)
+
+
+def draw_node_timeline(
+  trace: traces.NodeTrace, max_nodes: int, num_rounds: float
+) -> mpl_figure.Figure:
+  """The picture of `plot_node_timeline`: a bar for each thing that was done."""
+  figure = mpl_figure.Figure(figsize=(9, 4.2), layout='constrained')
+  axes = figure.subplots()
+  end = num_rounds * _measure_cycle(trace)
+  num_drawn = min(max_nodes, trace.num_nodes)
+  records = trace.records
+  is_drawn = (records['node'] >= 0) & (records['node'] < num_drawn)
+  records = records[is_drawn & (records['start_time'] < end)]
+  _draw_bars(axes, records, traces.NodeKind.STEP, 'computes')
+  # One bar for each mix, however many peers it has.
+  _draw_bars(axes, _keep_first(records), traces.NodeKind.MIX, 'waits for a mix')
+  _draw_bars(axes, records, traces.NodeKind.LOST, 'waits for a mix')
+  _draw_deaths(axes, trace, num_drawn, end)
+  _draw_mixes(axes, records, num_drawn, end)
+  axes.set_xlim(0, end)
+  axes.set_ylim(num_drawn - 0.5, -0.5)
+  axes.set_xlabel('time')
+  axes.set_ylabel('node')
+  axes.legend(
+    handles=[
+      patches.Patch(color=color, label=name) for name, color in _COLORS.items()
+    ],
+    loc='lower right',
+    bbox_to_anchor=(1, 1),
+    ncols=3,
+    frameon=False,
+    fontsize=8,
+  )
+  return figure
+
+
+def draw_ages(trace: traces.NodeTrace) -> mpl_figure.Figure:
+  """The picture of `plot_ages`: a bar per value, if they are not too many."""
+  summary = traces.summarize_nodes(trace)
+  figure = mpl_figure.Figure(figsize=(9, 3.6), layout='constrained')
+  left, right = figure.subplots(1, 2)
+  for axes, spread, label in (
+    (left, summary.age, "age: the peer's steps since"),
+    (right, summary.lag, "lag: own steps minus the peer's"),
+  ):
+    axes.set_xlabel(label)
+    axes.set_ylabel('mixes')
+    if not len(spread.values):
+      axes.set_title('no mixes with a node', fontsize=10)
+      continue
+    width = max(1, -(-int(spread.max - spread.min + 1) // _MAX_BARS))
+    axes.hist(
+      spread.values,
+      np.arange(spread.min, spread.max + 2 * width, width) - 0.5,
+      weights=spread.counts,
+      rwidth=0.9,
+    )
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.axvline(spread.mean, color='black', linestyle='--', linewidth=1)
+    axes.set_title(
+      f'mean {spread.mean:.2f}, largest {spread.max:.0f}', fontsize=10
+    )
+  return figure
+
+
+def _measure_cycle(trace: traces.NodeTrace) -> float:
+  """How long a step and its mix typically take, together."""
+  num_steps = np.bincount(trace.steps['node'], minlength=1)
+  ends = np.zeros(len(num_steps))
+  np.maximum.at(ends, trace.steps['node'], trace.steps['end_time'])
+  has_steps = num_steps > 0
+  if not has_steps.any():
+    return 1.0
+  return float(np.median(ends[has_steps] / num_steps[has_steps]))
+
+
+def _keep_first(records: np.ndarray) -> np.ndarray:
+  """One record of each mix, and none of anything else."""
+  mixes = records[records['kind'] == traces.NodeKind.MIX]
+  keys = np.stack([mixes['node'], mixes['mix']], axis=-1)
+  _, first = np.unique(keys, axis=0, return_index=True)
+  return mixes[np.sort(first)]
+
+
+def _draw_bars(
+  axes: mpl_axes.Axes, records: np.ndarray, kind: traces.NodeKind, what: str
+) -> None:
+  """A bar for each record of a kind that took any time."""
+  took_time = records['end_time'] > records['start_time']
+  records = records[(records['kind'] == kind) & took_time]
+  axes.barh(
+    records['node'],
+    records['end_time'] - records['start_time'],
+    left=records['start_time'],
+    height=0.8,
+    color=_COLORS[what],
+    edgecolor='white',
+    linewidth=0.5,
+  )
+
+
+def _draw_deaths(
+  axes: mpl_axes.Axes, trace: traces.NodeTrace, num_nodes: int, end: float
+) -> None:
+  """A bar from each death until the node is back."""
+  for node in range(num_nodes):
+    records = trace.of_node(node)
+    leaves = records[records['kind'] == traces.NodeKind.LEAVE]['end_time']
+    joins = records[records['kind'] == traces.NodeKind.JOIN]['start_time']
+    for index, time in enumerate(leaves):
+      until = joins[index] if index < len(joins) else max(end, trace.duration)
+      if time < end:
+        axes.barh(
+          node, until - time, left=time, height=0.8, color=_COLORS['is dead']
+        )
+
+
+def _draw_mixes(
+  axes: mpl_axes.Axes, records: np.ndarray, num_nodes: int, end: float
+) -> None:
+  """A dot where a node's weights were mixed, and lines from its peers."""
+  mixes = records[records['kind'] == traces.NodeKind.MIX]
+  mixes = mixes[mixes['end_time'] < end]
+  drawn = mixes[(mixes['peer'] >= 0) & (mixes['peer'] < num_nodes)]
+  axes.vlines(
+    drawn['end_time'],
+    np.minimum(drawn['node'], drawn['peer']),
+    np.maximum(drawn['node'], drawn['peer']),
+    color='black',
+    linewidth=0.5,
+    alpha=0.5,
+  )
+  axes.scatter(mixes['end_time'], mixes['node'], s=6, color='black', zorder=3)

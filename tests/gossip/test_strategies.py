@@ -1,0 +1,82 @@
+"""Strategies without a server: what they say, and what they refuse."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from jasgd import gossip
+
+# Every strategy; a new one is tested by being listed.
+STRATEGIES = {
+  gossip.AllReduce: {},
+  gossip.Elastic: {'rate': 0.3},
+  gossip.Pairs: {'peers': 'matching'},
+  gossip.Pull: {'peers': 'permutation'},
+  gossip.Push: {'peers': gossip.ring(4)},
+  gossip.PushSum: {'peers': gossip.one_peer_exponential(4)},
+}
+every_strategy = pytest.mark.parametrize('strategy', STRATEGIES)
+
+
+def test_every_strategy_is_listed():
+  public = {getattr(gossip, name) for name in gossip.__all__}
+  classes = {
+    item
+    for item in public
+    if inspect.isclass(item) and issubclass(item, gossip.Strategy)
+  }
+  assert classes - {gossip.Strategy, gossip.Gossip} == set(STRATEGIES)
+
+
+@every_strategy
+def test_describe_says_who_waits_and_how_often(strategy):
+  words = strategy(period=np.int64(7), **STRATEGIES[strategy]).describe()
+  assert 'wait' in words
+  assert 'every 7 steps' in words
+  peers = STRATEGIES[strategy].get('peers')
+  if peers is not None:
+    assert getattr(peers, 'kind', peers) in words
+
+
+@every_strategy
+@pytest.mark.parametrize('period', [0, -1, 1.5, True, '2'])
+def test_periods_are_whole_numbers(strategy, period):
+  message = 'period must be a whole number of at least 1, got '
+  with pytest.raises(ValueError, match=message):
+    strategy(period=period)
+
+
+@every_strategy
+def test_the_number_of_nodes_must_fit_the_topology(strategy):
+  made = strategy(**STRATEGIES[strategy])
+  made.check(4)
+  if isinstance(STRATEGIES[strategy].get('peers'), gossip.Topology):
+    with pytest.raises(ValueError, match='has 4 nodes, but there are 5'):
+      made.check(5)
+  else:
+    made.check(5)
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (lambda: gossip.Elastic(rate=0), 'rate must be above 0'),
+    (lambda: gossip.Elastic(rate=1.1), 'at most 1, got 1.1'),
+    (lambda: gossip.Elastic(rate=float('nan')), 'at most 1, got nan'),
+    (lambda: gossip.Pull(peers='friends'), "Unknown peers 'friends'. Known"),
+    (
+      lambda: gossip.Pairs(peers=gossip.ring(5)).check(5),
+      'one peer per node and round, got ring with 2',
+    ),
+  ],
+)
+def test_what_cannot_be(build, message):
+  with pytest.raises(ValueError, match=message):
+    build()
+
+
+@pytest.mark.parametrize('number', [np.int32(4), np.uint8(4), np.int64(4)])
+def test_counts_may_be_of_numpy(number):
+  assert gossip.ring(number).num_nodes == 4
+  assert gossip.draw_peers('matching', number, number).shape == (4, 4)

@@ -1,0 +1,72 @@
+"""Learners that push and fetch every so often."""
+
+import numpy as np
+import pytest
+
+from jasgd import protocols
+from jasgd import simulation
+from jasgd import traces
+
+
+def test_downpour_fetches_every_so_often():
+  trace = simulation.simulate(
+    protocols.downpour(2, 6), num_learners=3, num_gradients=90
+  )
+  own = trace.read_clock[trace.learner == 0]
+  # Three pushes on each fetch.
+  assert all(len(set(own[i : i + 3])) == 1 for i in range(0, 30, 3))
+  np.testing.assert_allclose(trace.compute_time, 2.0)
+
+
+def test_between_fetches_nothing_is_communicated():
+  """On a free network a downpour learner computes all the time."""
+  trace = simulation.simulate(
+    protocols.downpour(1, 3), num_learners=2, num_gradients=12, overlap=True
+  )
+  np.testing.assert_array_equal(
+    trace.arrive_time - trace.start_time, trace.compute_time
+  )
+  # With overlap too, the read clock moves with fetches alone.
+  own = trace.read_clock[trace.learner == 0]
+  assert len(set(own[:3])) == len(set(own[3:6])) == 1
+
+
+@pytest.mark.parametrize(
+  ('n_push', 'n_fetch'), [(1, 3), (2, 6), (2, 3), (3, 2), (4, 1)]
+)
+@pytest.mark.parametrize('latency', [0.0, 0.25])
+def test_fetches_come_after_so_many_steps(n_push, n_fetch, latency):
+  """Dean's loop: fetch if step mod n_fetch is 0, push if step mod n_push is."""
+  trace = simulation.simulate(
+    protocols.downpour(n_push, n_fetch),
+    num_learners=3,
+    num_gradients=60,
+    network=simulation.Network(latency=latency, bytes_per_pull=10.0),
+  )
+  own = trace.records[trace.records['learner'] == 1]
+  is_fetch = own['kind'] == traces.Kind.FETCH
+  fetches = own[is_fetch]
+  np.testing.assert_array_equal(
+    fetches['step'], n_fetch * np.arange(len(fetches))
+  )
+  np.testing.assert_array_equal(fetches['read_clock'], fetches['arrive_clock'])
+  np.testing.assert_array_equal(own['step'][~is_fetch], np.arange(20))
+  for index in np.flatnonzero(~is_fetch):
+    # A push carries the clock of the last fetch before it.
+    before = own[:index][is_fetch[:index]]
+    assert own['read_clock'][index] == before['read_clock'][-1]
+    assert own['compute_time'][index] == n_push
+    num_steps = n_push * (own['step'][index] + 1)
+    assert before['step'][-1] < num_steps
+    assert num_steps - before['step'][-1] <= n_fetch
+  received = traces.statistics.count_bytes(trace).received
+  assert received[1] == 10 * len(fetches)
+
+
+def test_a_push_and_a_fetch_at_once_need_no_record_of_their_own():
+  trace = simulation.simulate(
+    protocols.downpour(3, 3), num_learners=2, num_gradients=10
+  )
+  assert not len(trace.events)
+  np.testing.assert_allclose(trace.compute_time, 3.0)
+  assert trace.header['steps_per_push'] == trace.header['steps_per_fetch'] == 3
