@@ -12,6 +12,7 @@ import importlib
 from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from jasgd.engine import replay
   from jasgd.simulation import simulate
   from jasgd.traces import Trace
   from jasgd.transforms import delay
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
   from jasgd.transforms import scale_by_staleness
   from jasgd.transforms import softsync
   from jasgd.transforms import staleness_aware
+  from jasgd.workdir import load_params
 
 __version__ = '0.1.0'
 
@@ -35,9 +37,11 @@ __all__ = [
   'delayed',
   'explicit_momentum',
   'gap_aware',
+  'load_params',
   'make_aggregation',
   'monitor_staleness',
   'policies',
+  'replay',
   'scale_by_staleness',
   'simulate',
   'softsync',
@@ -45,8 +49,24 @@ __all__ = [
 ]
 
 # The rooms, and which of them a name comes from if it is not the first.
-_ROOMS = ('transforms', 'protocols', 'gossip', 'traces', 'simulation')
-_ROOM_OF = {'Trace': 'traces', 'simulate': 'simulation'}
+_ROOMS = (
+  'transforms',
+  'protocols',
+  'gossip',
+  'traces',
+  'simulation',
+  'tasks',
+  'workdir',
+  'engine',
+  'reports',
+  'experiment',
+)
+_ROOM_OF = {
+  'Trace': 'traces',
+  'load_params': 'workdir',
+  'replay': 'engine',
+  'simulate': 'simulation',
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,84 @@
+"""Random flips and crops of images, on the device, by a gradient's key."""
+
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from jasgd.tasks import _checks
+
+AUGMENTATIONS: tuple[str, ...] = ('flip_crop', 'none')
+
+_AUGMENTATION = 0x61756769  # Keeps its numbers apart from those of the loss.
+
+
+def augment_images(
+  augment: str, key: jax.Array, images: jax.Array, fill: Any = 0
+) -> jax.Array:
+  """Augments a batch of images by the name of the way.
+
+  Args:
+    augment: `'none'` or `'flip_crop'`.
+    key: The gradient's key, as of `fold_key`.
+    images: [batch, height, width, channels], of any dtype.
+    fill: What is around an image: a number, or one per channel.
+
+  Returns:
+    Images of the same shape and dtype.
+
+  Raises:
+    ValueError: if the name is unknown.
+
+  Examples:
+    >>> import jax.numpy as jnp
+    >>> from jasgd import tasks
+    >>> images = jnp.ones((2, 6, 6, 1), jnp.uint8)
+    >>> key = tasks.fold_key(0, 0, 0)
+    >>> tasks.augment_images('flip_crop', key, images).dtype
+    dtype('uint8')
+  """
+  _checks.check_choice('augment', augment, AUGMENTATIONS)
+  if augment == 'none':
+    return images
+  return flip_and_crop(jax.random.fold_in(key, _AUGMENTATION), images, fill)
+
+
+def flip_and_crop(
+  key: jax.Array, images: jax.Array, fill: Any = 0, padding: int = 4
+) -> jax.Array:
+  """Mirrors each image with probability 1/2, and shifts it by up to `padding`.
+
+  The shift is a crop of the image with `padding` pixels around it, uniform over
+  all crops. Each image has a flip and a shift of its own.
+
+  Args:
+    key: A jax key.
+    images: [batch, height, width, channels], of any dtype.
+    fill: What is around an image: a number, or one per channel.
+    padding: Largest shift, in pixels.
+
+  Returns:
+    Images of the same shape and dtype.
+
+  References:
+    He et al., `Deep Residual Learning for Image Recognition
+    <https://arxiv.org/abs/1512.03385>`_, 2016
+  """
+  batch, height, width, channels = images.shape
+  shift_key, flip_key = jax.random.split(key)
+  shifts = jax.random.randint(shift_key, (batch, 2), 0, 2 * padding + 1)
+  flips = jax.random.bernoulli(flip_key, 0.5, (batch,))
+  padded = jnp.broadcast_to(
+    jnp.asarray(fill, images.dtype),
+    (batch, height + 2 * padding, width + 2 * padding, channels),
+  )
+  padded = lax.dynamic_update_slice(padded, images, (0, padding, padding, 0))
+
+  def crop(image: jax.Array, shift: jax.Array, flip: jax.Array) -> jax.Array:
+    part = lax.dynamic_slice(
+      image, (shift[0], shift[1], 0), (height, width, channels)
+    )
+    return jnp.where(flip, part[:, ::-1], part)
+
+  return jax.vmap(crop)(padded, shifts, flips)

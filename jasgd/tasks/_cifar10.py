@@ -1,0 +1,109 @@
+"""CIFAR-10: 50,000 colour images of 32x32 pixels, and 10,000 to test."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jasgd.tasks import _a1_net
+from jasgd.tasks import _checks
+from jasgd.tasks import _datasets
+from jasgd.tasks import _functions
+from jasgd.tasks import _modules
+from jasgd.tasks import _resnet
+from jasgd.tasks import _task
+
+VERSION = '3.0.2'
+
+# Name of a model -> the module, and how many examples it is fastest with.
+# Batch normalisation is over the whole batch, so that one is not divided.
+MODELS = {
+  'a1': (_a1_net.A1Net(), 8),
+  'resnet20': (_resnet.ResNet(), None),
+}
+
+
+def make_cifar10(
+  *,
+  batch: int,
+  model: str | None = None,
+  data_dir: str | None = None,
+  **options: Any,
+) -> _task.Task:
+  """CIFAR-10.
+
+    input = (pixel - mean of that pixel) / standard deviation of all of them
+
+  with the mean and deviation of the training set: means per pixel and channel,
+  as in both papers, and one number to divide by, so that a first layer with the
+  usual initial weights gets inputs of variance 1.
+
+  Args:
+    batch: Samples per gradient.
+    model: `'a1'`, three convolutions, 89,578 weights (the default), or
+      `'resnet20'`, with batch normalisation, 269,722 weights.
+    data_dir: The folder of tensorflow-datasets. None: its default folder, and
+      a download if need be.
+    **options: `shards`, `num_learners`, `alpha`, `seed`, `augment`, as in
+      `from_functions`.
+
+  Returns:
+    A `Task`.
+
+  Raises:
+    ValueError: if the model is unknown, or as `from_functions`.
+    MissingDataError: if the set is neither there nor to be had.
+
+  References:
+    Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
+    <https://arxiv.org/abs/1511.05950>`_, 2016; He et al., `Deep Residual
+    Learning for Image Recognition <https://arxiv.org/abs/1512.03385>`_, 2016
+  """
+  model = model or 'a1'
+  _checks.check_choice('model', model, MODELS)
+  module, chunk = MODELS[model]
+  train = _datasets.load_split('cifar10', VERSION, 'train', data_dir)
+  mean, deviation = measure_pixels(train['image'])
+  return _modules.from_linen(
+    module,
+    train,
+    _datasets.load_split('cifar10', VERSION, 'test', data_dir),
+    batch=batch,
+    name='cifar10',
+    prepare=make_standardise(mean, deviation),
+    # Pixels around a shifted image become about 0, as in the second paper.
+    fill=np.rint(mean.mean(axis=(0, 1))),
+    chunk=chunk,
+    **options,
+  )
+
+
+def measure_pixels(images: np.ndarray) -> tuple[np.ndarray, float]:
+  """The mean of each pixel and channel, and the deviation of all from it.
+
+  Args:
+    images: [n, height, width, channels], whole numbers.
+
+  Returns:
+    Means, float64 [height, width, channels], and a number.
+  """
+  # In parts: all images as floats would be eight times the set.
+  total, squares = np.zeros(images.shape[1:]), np.zeros(images.shape[1:])
+  for start in range(0, len(images), 1000):
+    part = images[start : start + 1000].astype(np.float64)
+    total += part.sum(axis=0)
+    squares += np.square(part).sum(axis=0)
+  mean = total / len(images)
+  variance = squares / len(images) - np.square(mean)
+  return mean, float(np.sqrt(variance.mean()))
+
+
+def make_standardise(mean: np.ndarray, deviation: float) -> _functions.Prepare:
+  """A function that subtracts the mean and divides by the deviation."""
+  mean = mean.astype(np.float32)
+
+  def standardise(images: jax.Array) -> jax.Array:
+    return (images.astype(jnp.float32) - mean) / deviation
+
+  return standardise

@@ -1,0 +1,181 @@
+"""A task from a model in plain functions, and examples in memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jasgd.tasks import _augmentation
+from jasgd.tasks import _checks
+from jasgd.tasks import _shards
+from jasgd.tasks import _task
+
+# apply(params, stats, inputs, key) -> (outputs, stats); no key: evaluation.
+Apply = Callable[
+  [_task.Tree, _task.Tree, jax.Array, _task.Key | None],
+  tuple[jax.Array, _task.Tree],
+]
+# measure(outputs, batch) -> {name: mean over the batch}
+Measure = Callable[[jax.Array, _task.Tree], _task.Metrics]
+Prepare = Callable[[jax.Array], jax.Array]
+
+
+def measure_classifier(
+  outputs: jax.Array, batch: dict[str, jax.Array]
+) -> _task.Metrics:
+  """Cross-entropy and accuracy of logits, as means over the batch.
+
+    loss = log sum exp(logits) - logits[label]
+
+  Args:
+    outputs: Logits, [batch, classes].
+    batch: Has `'label'`: integers, [batch].
+
+  Returns:
+    `'loss'` and `'accuracy'`.
+
+  Examples:
+    >>> import jax.numpy as jnp
+    >>> from jasgd import tasks
+    >>> batch = {'label': jnp.array([0, 1])}
+    >>> values = tasks.measure_classifier(jnp.zeros((2, 2)), batch)
+    >>> print(values['loss'], values['accuracy'])
+    0.6931472 0.5
+  """
+  labels = batch['label']
+  chosen = jnp.take_along_axis(outputs, labels[:, None], axis=-1)[:, 0]
+  losses = jax.nn.logsumexp(outputs, axis=-1) - chosen
+  hits = jnp.argmax(outputs, axis=-1) == labels
+  return {'loss': losses.mean(), 'accuracy': hits.mean(dtype=outputs.dtype)}
+
+
+def scale_bytes(images: jax.Array) -> jax.Array:
+  """Whole numbers up to 255 to floats in [0, 1]; floats stay as they are."""
+  if jnp.issubdtype(images.dtype, jnp.floating):
+    return images
+  return images.astype(jnp.float32) / 255
+
+
+def from_functions(
+  init: Callable[[_task.Key], tuple[_task.Tree, _task.Tree]],
+  apply: Apply,
+  train: dict[str, Any],
+  test: dict[str, Any] | None = None,
+  *,
+  batch: int,
+  name: str = 'task',
+  measure: Measure = measure_classifier,
+  prepare: Prepare = scale_bytes,
+  augment: str = 'none',
+  fill: Any = 0,
+  shards: str = 'whole',
+  num_learners: int = 1,
+  alpha: float = 0.5,
+  seed: int = 0,
+  chunk: int | None = None,
+) -> _task.Task:
+  """A task from two functions and examples that fit in memory.
+
+  Args:
+    init: `init(key) -> (params, stats)`, as in `Task`.
+    apply: `apply(params, stats, inputs, key) -> (outputs, stats)`; the key is
+      None in evaluation.
+    train: Examples: arrays with a leading axis, of which `'image'` is the
+      model's input. Drawn from on the device, in the dtype that they have.
+    test: Examples of the same form to evaluate on.
+    batch: Samples per gradient.
+    name: For reports.
+    measure: `measure(outputs, batch) -> {name: mean over the batch}`; its
+      `'loss'` is what is trained.
+    prepare: From images as stored to what the model takes.
+    augment: `'none'` or `'flip_crop'`; acts on images as they are stored.
+    fill: What is around an image that is shifted.
+    shards: Who owns which samples: `'whole'`, `'shards'` or `'dirichlet'`,
+      which needs a `'label'`.
+    num_learners: Among how many learners the samples are divided.
+    alpha: How alike the shards of `'dirichlet'` are.
+    seed: Of the shards. What varies from run to run has the run's seed.
+    chunk: As in `Task`.
+
+  Returns:
+    A `Task`.
+
+  Raises:
+    ValueError: if a name is unknown, a number is out of range, or a batch is
+      larger than a shard.
+
+  Examples:
+    >>> import jax.numpy as jnp
+    >>> from jasgd import tasks
+    >>> train = {'image': jnp.eye(4), 'label': jnp.arange(4)}
+    >>> task = tasks.from_functions(
+    ...   lambda key: (jnp.zeros((4, 4)), {}),
+    ...   lambda params, stats, inputs, key: (inputs @ params, stats),
+    ...   train,
+    ...   train,
+    ...   batch=2,
+    ... )
+    >>> params, stats = task.init(tasks.fold_key(0, 0, 0))
+    >>> print(tasks.evaluate(task, params, stats)['loss'])
+    1.3862944
+  """
+  _checks.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
+  num_samples = _checks.count_examples('train', train)
+  if augment != 'none' and np.ndim(train['image']) != 4:
+    raise ValueError(
+      f'augment={augment!r} needs images [n, height, width, channels], got '
+      f'the shape {np.shape(train["image"])}.'
+    )
+  table, draw = _shards.make_draw(
+    shards,
+    num_samples=num_samples,
+    batch=batch,
+    num_learners=num_learners,
+    labels=train.get('label'),
+    alpha=alpha,
+    seed=seed,
+  )
+
+  def batches(data: Any, seed: Any, learner: Any, step: Any) -> Any:
+    index = draw(data['shards'], seed, learner, step)
+    examples = jax.tree.map(lambda leaf: leaf[index], data['examples'])
+    key = _task.fold_key(seed, learner, step)
+    image = _augmentation.augment_images(augment, key, examples['image'], fill)
+    return {**examples, 'image': image}
+
+  loss, metrics = make_loss_and_metrics(apply, measure, prepare)
+  return _task.Task(
+    name=name,
+    batch=batch,
+    num_samples=num_samples,
+    init=init,
+    loss=loss,
+    metrics=metrics,
+    batches=batches,
+    data=jax.tree.map(jnp.asarray, {'examples': train, 'shards': table}),
+    test_data=None if test is None else jax.tree.map(jnp.asarray, test),
+    chunk=chunk,
+  )
+
+
+def make_loss_and_metrics(
+  apply: Apply, measure: Measure, prepare: Prepare
+) -> tuple[Callable[..., Any], Callable[..., _task.Metrics]]:
+  """The `loss` and the `metrics` of a task from the way a model is applied."""
+
+  def loss(params: Any, stats: Any, batch: Any, key: Any) -> Any:
+    outputs, stats = apply(params, stats, prepare(batch['image']), key)
+    return measure(outputs, batch)['loss'], stats
+
+  def metrics(params: Any, stats: Any, batch: Any) -> _task.Metrics:
+    outputs, _ = apply(params, stats, prepare(batch['image']), None)
+    return measure(outputs, batch)
+
+  return loss, metrics
+
+
+def first_input(prepare: Prepare, train: dict[str, Any]) -> jax.Array:
+  """One prepared image, for the shapes of a model."""
+  return prepare(jnp.asarray(np.asarray(train['image'][:1])))

@@ -1,0 +1,33 @@
+"""Which files does a run leave? Checkpoints, metrics, progress, provenance."""
+
+from jasgd.workdir._checkpoints import list_checkpoints
+from jasgd.workdir._checkpoints import load_params
+from jasgd.workdir._checkpoints import load_weights
+from jasgd.workdir._checkpoints import restore_checkpoint
+from jasgd.workdir._checkpoints import save_checkpoint
+from jasgd.workdir._files import read_json
+from jasgd.workdir._files import WorkdirError
+from jasgd.workdir._files import write_json
+from jasgd.workdir._metrics import MetricsWriter
+from jasgd.workdir._metrics import read_metrics
+from jasgd.workdir._paths import open_workdir
+from jasgd.workdir._paths import Workdir
+from jasgd.workdir._progress import Progress
+from jasgd.workdir._provenance import describe_run
+
+__all__ = [
+  'MetricsWriter',
+  'Progress',
+  'Workdir',
+  'WorkdirError',
+  'describe_run',
+  'list_checkpoints',
+  'load_params',
+  'load_weights',
+  'open_workdir',
+  'read_json',
+  'read_metrics',
+  'restore_checkpoint',
+  'save_checkpoint',
+  'write_json',
+]

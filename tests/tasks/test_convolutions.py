@@ -1,0 +1,233 @@
+"""Our convolutions against those of jax and flax: values and gradients."""
+
+import contextlib
+
+from flax import linen
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jasgd.tasks import _a1_net
+from jasgd.tasks import _convolutions
+from jasgd.tasks import _layers
+from jasgd.tasks import _lenet
+from tests import trees
+from tests.tasks import cases
+
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
+
+
+@pytest.fixture(params=TOLERANCE, ids=['float32', 'float64'])
+def dtype(request):
+  """Single and double precision, each switched on for the test."""
+  is_double = request.param is np.float64
+  with jax.enable_x64(True) if is_double else contextlib.nullcontext():
+    yield request.param
+
+
+def draw(shape, dtype, seed=0):
+  rng = np.random.default_rng(seed)
+  return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def compare(ours, plain, arguments, dtype):
+  """Values and gradients are the same."""
+  outputs = jax.eval_shape(plain, *arguments)
+  weights = draw(outputs.shape, dtype, 9)  # Each output has a say of its own.
+
+  def measure(function, *args):
+    weigh = lambda *args: jnp.sum(function(*args) * weights)
+    argnums = tuple(range(len(args)))
+    return function(*args), jax.grad(weigh, argnums)(*args)
+
+  actual, expected = jax.jit(
+    lambda *args: (measure(ours, *args), measure(plain, *args)),
+    compiler_options=cases.QUICK,
+  )(*arguments)
+  trees.assert_close(actual, expected, TOLERANCE[dtype], 10 * TOLERANCE[dtype])
+
+
+# Shapes of images and kernel, padding, stride: those of the networks first.
+CONVOLUTIONS = [
+  ((2, 8, 8, 3), (3, 3, 3, 4), 1, 1),
+  ((2, 8, 8, 3), (3, 3, 3, 4), 1, 2),
+  ((2, 8, 6, 2), (5, 5, 2, 3), 2, 1),
+  ((3, 9, 6, 2), (3, 3, 2, 5), 0, 3),
+  ((1, 7, 10, 1), (5, 5, 1, 2), 2, 3),
+  ((2, 6, 7, 3), (1, 1, 3, 4), 1, 2),
+  ((2, 8, 9, 2), (2, 4, 2, 3), 1, 2),
+]
+
+
+@pytest.mark.parametrize(
+  ('images', 'kernel', 'padding', 'stride'), CONVOLUTIONS
+)
+def test_convolve(images, kernel, padding, stride, dtype):
+  def plain(images, kernel):
+    return lax.conv_general_dilated(
+      images,
+      kernel,
+      (stride, stride),
+      [(padding, padding)] * 2,
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
+
+  def ours(images, kernel):
+    return _convolutions.convolve(
+      images, kernel, padding=padding, stride=stride
+    )
+
+  compare(ours, plain, (draw(images, dtype), draw(kernel, dtype, 1)), dtype)
+
+
+# Few channels are worked off as patches, many as a convolution.
+POOLED = [
+  ((2, 28, 28, 1), 5, 2, 6),
+  ((2, 14, 14, 6), 5, 0, 16),
+  ((3, 8, 8, 16), 3, 1, 4),
+  ((2, 10, 6, 3), 3, 0, 2),
+  ((2, 4, 6, 2), 1, 0, 3),
+  ((2, 8, 8, 40), 5, 2, 8),
+]
+
+
+@pytest.mark.parametrize(('images', 'size', 'padding', 'features'), POOLED)
+def test_convolve_and_pool(images, size, padding, features, dtype):
+  def plain(images, kernel):
+    outputs = lax.conv_general_dilated(
+      images,
+      kernel,
+      (1, 1),
+      [(padding, padding)] * 2,
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
+    return linen.max_pool(outputs, (2, 2), (2, 2))
+
+  def ours(images, kernel):
+    return _convolutions.convolve_and_pool(images, kernel, padding=padding)
+
+  kernel = draw((size, size, images[-1], features), dtype, 1)
+  compare(ours, plain, (draw(images, dtype), kernel), dtype)
+
+
+def test_both_ways_to_pool_are_among_the_cases():
+  channels = [images[-1] for images, *_ in POOLED]
+  assert min(channels) <= _convolutions._MAX_PATCH_CHANNELS < max(channels)
+
+
+def test_of_equal_maxima_the_first_gets_the_gradient():
+  images = jnp.ones((1, 2, 4, 1))
+  grads = jax.grad(lambda x: _convolutions.max_pool(x).sum())(images)
+  plain = jax.grad(lambda x: linen.max_pool(x, (2, 2), (2, 2)).sum())(images)
+  trees.assert_same_bits(grads, plain)
+  np.testing.assert_array_equal(grads[0, :, :, 0], [[1, 0, 1, 0], [0] * 4])
+
+
+def test_on_accelerators_it_is_the_plain_convolution(monkeypatch):
+  images, kernel = (
+    draw((2, 8, 8, 3), np.float32),
+    draw((3, 3, 3, 4), np.float32),
+  )
+
+  def run(images, kernel):
+    pooled = _convolutions.convolve_and_pool(images, kernel, padding=1)
+    return pooled.sum() + _convolutions.convolve(images, kernel, stride=2).sum()
+
+  on_cpu = jax.jit(jax.value_and_grad(run, (0, 1)))(images, kernel)
+  assert 'custom_vjp' in str(jax.make_jaxpr(run)(images, kernel))
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  program = str(jax.make_jaxpr(lambda *args: run(*args))(images, kernel))
+  assert 'custom_vjp' not in program
+  assert 'conv_general_dilated' in program
+  elsewhere = jax.jit(jax.value_and_grad(lambda *args: run(*args), (0, 1)))
+  trees.assert_close(elsewhere(images, kernel), on_cpu, 1e-5, 1e-4)
+
+
+@pytest.mark.parametrize(
+  ('images', 'kernel'),
+  [
+    ((1, 7, 8, 1), (3, 3, 1, 1)),
+    ((1, 8, 7, 1), (3, 3, 1, 1)),
+    ((1, 8, 8, 1), (2, 2, 1, 1)),
+    ((1, 8, 8, 1), (3, 5, 1, 1)),
+  ],
+)
+def test_pooling_refuses_what_does_not_divide(images, kernel):
+  with pytest.raises(
+    ValueError, match='needs an odd, square kernel and an even'
+  ):
+    _convolutions.convolve_and_pool(
+      jnp.zeros(images), jnp.zeros(kernel), padding=1
+    )
+
+
+@pytest.mark.parametrize(('stride', 'use_bias'), [(1, True), (2, False)])
+def test_layer_has_the_weights_of_linen(stride, use_bias):
+  images = draw((2, 8, 8, 3), np.float32)
+  ours = _layers.Conv(4, 3, 1, stride, use_bias)
+  plain = linen.Conv(4, (3, 3), stride, padding=1, use_bias=use_bias)
+  params = jax.jit(plain.init)(jax.random.key(3), images)
+  trees.assert_same_bits(jax.jit(ours.init)(jax.random.key(3), images), params)
+  trees.assert_close(ours.apply(params, images), plain.apply(params, images))
+
+
+class PlainNet(linen.Module):
+  """The pooled networks of the room as anybody would write them."""
+
+  features: tuple[int, ...]
+  kernel: int
+  paddings: tuple[int, ...]
+  hidden: tuple[int, ...]
+
+  @linen.compact
+  def __call__(self, x):
+    for index, features in enumerate(self.features):
+      x = linen.Conv(
+        features,
+        (self.kernel, self.kernel),
+        padding=self.paddings[index],
+        name=f'PooledConv_{index}',
+      )(x)
+      x = linen.max_pool(linen.relu(x), (2, 2), (2, 2))
+    x = x.reshape(len(x), -1)
+    for size in self.hidden:
+      x = linen.relu(linen.Dense(size)(x))
+    return linen.Dense(10)(x)
+
+
+@pytest.mark.parametrize(
+  ('ours', 'plain', 'shape'),
+  [
+    (
+      _lenet.LeNet(),
+      PlainNet((6, 16), 5, (2, 0), (120, 84)),
+      (4, 28, 28, 1),
+    ),
+    (
+      _a1_net.A1Net(features=(4, 20, 8)),
+      PlainNet((4, 20, 8), 5, (2, 2, 2), ()),
+      (2, 16, 16, 3),
+    ),
+  ],
+  ids=['lenet', 'a1'],
+)
+def test_networks_are_those_of_linen(ours, plain, shape):
+  images = draw(shape, np.float32)
+  params = jax.jit(plain.init)(jax.random.key(0), images)
+  trees.assert_same_types(
+    jax.eval_shape(ours.init, jax.random.key(0), images),
+    jax.eval_shape(lambda: params),
+  )
+  weights = draw((len(images), 10), np.float32, 2)
+  results = [
+    jax.jit(
+      jax.value_and_grad(
+        lambda p, net=net: jnp.sum(net.apply(p, images) * weights)
+      ),
+      compiler_options=cases.QUICK,
+    )(params)
+    for net in (ours, plain)
+  ]
+  trees.assert_close(*results, rtol=1e-4, atol=1e-4)
