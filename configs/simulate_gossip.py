@@ -11,14 +11,16 @@ The same cluster with all-reduce, where all go at the pace of the slowest:
   ... --config.strategy.name=allreduce
 """
 
+from configs import sizes
 from jasgd import experiment
 
 
-def get_config() -> experiment.NodeSimulationConfig:
-  """A quarter of the nodes is slow; 60,000 parameters over 1 Gbit/s."""
-  return experiment.NodeSimulationConfig(
+def get_config(size: str = '') -> experiment.NodeSimulationConfig:
+  """A quarter of the nodes is slow; `:smoke` is the same in small."""
+  config = experiment.NodeSimulationConfig(
     time=experiment.TimeConfig(slow_fraction=0.25, slow_factor=3.0),
     network=experiment.NetworkConfig(
       num_parameters=60_000, latency=1e-3, bandwidth=1.25e8
     ),
   )
+  return sizes.apply_size(config, size)

@@ -6,9 +6,10 @@ staleness is centred at 15 = N - 1 with a standard deviation of about 3.5.
   python -m launch.simulate --config=configs/simulate_jain.py --workdir=/tmp/a
 """
 
+from configs import sizes
 from jasgd import experiment
 
 
-def get_config() -> experiment.SimulationConfig:
-  """The defaults are those of the figure."""
-  return experiment.SimulationConfig()
+def get_config(size: str = '') -> experiment.SimulationConfig:
+  """The defaults are those of the figure; `:smoke` is the same in small."""
+  return sizes.apply_size(experiment.SimulationConfig(), size)

@@ -3,6 +3,7 @@
   python -m launch.benchmark --suite=delay    a delayed step against a plain one
   python -m launch.benchmark --suite=import   `import jasgd` against optax
   python -m launch.benchmark --suite=simulator   gradients simulated per second
+  python -m launch.benchmark --suite=training   the engine against PyTorch
 
 Absolute times depend on the machine and on who else uses it; the ratios are
 taken between programs that run in turns, and can be compared.
@@ -14,11 +15,13 @@ from launch import entry
 from launch.benchmarks import delay
 from launch.benchmarks import imports
 from launch.benchmarks import simulator
+from launch.benchmarks import training
 
 _SUITES = {
   'delay': delay.run,
   'import': imports.run,
   'simulator': simulator.run,
+  'training': training.run,
 }
 
 _SUITE = flags.DEFINE_enum(

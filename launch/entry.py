@@ -24,11 +24,19 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Parses flags, and names a field that the config does not have."""
+  """Parses flags; whatever is wrong with them is said in a line."""
   try:
-    return app.parse_flags_with_usage(argv)
-  except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-    text = ' '.join(map(str, error.args))
+    return flags.FLAGS(argv)
+  except (
+    AttributeError,
+    KeyError,
+    OSError,
+    TypeError,
+    ValueError,
+    flags.Error,
+  ) as error:
+    # Where a config file raises, the text has a whole traceback in it.
+    text = ' '.join(map(str, error.args)).strip().splitlines()[-1].strip()
     sys.stderr.write(f'{argv[0]}: bad flags: {text}\nSee --help.\n')
     sys.exit(1)
 

@@ -15,11 +15,14 @@ file per node), `staleness.png` (of nodes: `ages.png`) and `timeline.png` (who
 computed, communicated and waited when).
 """
 
+import dataclasses
 import pathlib
 
+from absl import app
 from absl import flags
 from ml_collections import config_flags
 
+import jasgd
 from jasgd import experiment
 from jasgd import reports
 from jasgd import traces
@@ -38,9 +41,13 @@ def main() -> None:
     config, experiment.SimulationConfig, experiment.NodeSimulationConfig
   )
   workdir = pathlib.Path(_WORKDIR.value)
-  workdir.mkdir(parents=True, exist_ok=True)
+  _prepare_workdir(workdir, isinstance(config, experiment.NodeSimulationConfig))
   print(config.describe())
   trace = config.simulate()
+  header = {**trace.header, 'jasgd': jasgd.__version__}
+  trace = dataclasses.replace(trace, header=header)
+  # First of all: whatever happens to the rest, the work is not lost.
+  trace.save(workdir / 'trace')
   if isinstance(trace, traces.NodeTrace):
     print(traces.summarize_nodes(trace))
     reports.plot_ages(trace, workdir / 'ages.png')
@@ -51,8 +58,24 @@ def main() -> None:
     reports.plot_staleness(trace, workdir / 'staleness.png')
     reports.plot_timeline(trace, workdir / 'timeline.png')
     pictures = 'staleness.png'
-  trace.save(workdir / 'trace')
   print(f'Wrote trace, {pictures} and timeline.png into {workdir}')
+
+
+def _prepare_workdir(workdir: pathlib.Path, is_folder: bool) -> None:
+  """Makes the workdir, or says in a usage error why it cannot be used."""
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise app.UsageError(
+      f'--workdir={workdir} cannot be made: {error.strerror}.'
+    ) from None
+  path = workdir / 'trace'
+  if path.exists() and path.is_dir() != is_folder:
+    found, wanted = ('nodes', 'a server')[:: -1 if is_folder else 1]
+    raise app.UsageError(
+      f'--workdir={workdir} holds a trace of {found}, and this one would be of '
+      f'{wanted}: give another workdir.'
+    )
 
 
 if __name__ == '__main__':

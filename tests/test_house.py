@@ -244,7 +244,8 @@ def test_readme_example_runs():
   for block in blocks:
     exec(block, namespace)
   assert namespace['loss'] < 1e-9
-  assert abs(namespace['mean'] - 29 / 6) < 0.02
+  assert abs(namespace['mean'] - 29 / 6) < 0.05
+  assert namespace['accuracy'] > 0.9
 
 
 def test_warnings_of_our_own_are_errors():

@@ -7,6 +7,7 @@ run calls them, and so does `replay`, which executes a trace.
 from jasgd.engine._gradient import Gradient
 from jasgd.engine._gradient import make_gradient
 from jasgd.engine._memory import check_memory
+from jasgd.engine._nodes import NodesReplayed
 from jasgd.engine._plan import make_plan
 from jasgd.engine._plan import Plan
 from jasgd.engine._replay import find_difference
@@ -22,6 +23,7 @@ from jasgd.engine._update import Update
 __all__ = [
   'MODES',
   'Gradient',
+  'NodesReplayed',
   'Plan',
   'Replay',
   'Replayed',

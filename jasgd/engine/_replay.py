@@ -13,6 +13,7 @@ from jasgd import tasks
 from jasgd import traces
 from jasgd import transforms
 from jasgd.engine import _memory
+from jasgd.engine import _nodes
 from jasgd.engine import _plan
 from jasgd.engine import _update
 from jasgd.engine import exact
@@ -53,7 +54,7 @@ class Replayed:
 def replay(
   task: tasks.Task,
   optimizer: optax.GradientTransformation,
-  trace: traces.Trace,
+  trace: traces.Trace | traces.NodeTrace,
   *,
   policy: transforms.policies.PolicyLike = 'constant',
   per_gradient: optax.GradientTransformation | None = None,
@@ -64,12 +65,16 @@ def replay(
   eval_every: int | None = None,
   init: tuple[Any, Any] | None = None,
   num_parallel: int = 1,
-) -> Replayed:
+) -> Replayed | _nodes.NodesReplayed:
   """Executes a trace: weights, and how they came about.
 
   A run is a function of its trace. Replay never asks a protocol: it computes
   each gradient on the weights that the record says, and applies it when the
   record says.
+
+  A trace of nodes, which step and mix without a server, is executed in the same
+  way; `policy`, `per_gradient`, `local_rate` and `num_parallel` are a server's
+  and must be left out, and `eval_every` counts steps and mixes.
 
   Args:
     task: What is learned.
@@ -92,7 +97,7 @@ def replay(
       they do not depend on each other. For accelerators: a CPU gains nothing.
 
   Returns:
-    The weights and the history.
+    The weights and the history: of nodes, a `NodesReplayed`.
 
   Raises:
     ValueError: if an argument makes no sense.
@@ -108,6 +113,26 @@ def replay(
     >>> result.clock, len(result.history['loss'])
     (200, 200)
   """
+  if mode not in MODES:
+    raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}.')
+  if isinstance(trace, traces.NodeTrace):
+    if (policy, per_gradient, local_rate, num_parallel) != (
+      ('constant', None, None, 1)
+    ):
+      raise ValueError(
+        'Nodes have no server, hence no policy, per_gradient, local_rate or '
+        'num_parallel.'
+      )
+    return _nodes.replay_nodes(
+      task,
+      optimizer,
+      trace,
+      get_rate=get_rate,
+      seed=seed,
+      mode=mode,
+      eval_every=eval_every,
+      init=init,
+    )
   run = Replay(
     task,
     _update.make_update(optimizer, policy=policy, per_gradient=per_gradient),

@@ -19,6 +19,7 @@ from jasgd import tasks
 from jasgd.engine import _gradient
 from jasgd.engine import _local
 from jasgd.engine import _plan
+from jasgd.engine import _rows
 from jasgd.engine import _update
 
 _Outputs = dict[str, jax.Array]
@@ -121,10 +122,10 @@ def _compile(
     inputs = (data, seed, local_rate)
 
     def handle_one(index: Any, carry: Carry) -> tuple[Carry, _Outputs]:
-      event = _read(events, index)
+      event = _rows.read_row(events, index)
       if has_copies:
         return move(carry, event, inputs)
-      snapshot = _read(carry.slots, event.read_slot)
+      snapshot = _rows.read_row(carry.slots, event.read_slot)
       result = compute(snapshot, event, index, inputs)
       return consume(carry, event, result, snapshot[0])
 
@@ -133,19 +134,24 @@ def _compile(
       carry, outputs = held
       places = windows.start[index] + jnp.arange(num_parallel)
       places = jnp.minimum(places, len(events.step) - 1)
-      group = _read(events, places)
-      snapshots = _read(carry.slots, group.read_slot)
+      group = _rows.read_row(events, places)
+      snapshots = _rows.read_row(carry.slots, group.read_slot)
       results = _map(
         lambda args: compute(*args, inputs), (snapshots, group, places)
       )
 
       def consume_one(number: Any, held: Any) -> Any:
         carry, outputs = held
-        stale_params = _read(snapshots[0], number)
+        stale_params = _rows.read_row(snapshots[0], number)
         carry, output = consume(
-          carry, _read(group, number), _read(results, number), stale_params
+          carry,
+          _rows.read_row(group, number),
+          _rows.read_row(results, number),
+          stale_params,
         )
-        return carry, _write(outputs, windows.start[index] + number, output)
+        return carry, _rows.write_row(
+          outputs, windows.start[index] + number, output
+        )
 
       return lax.fori_loop(
         0, windows.size[index], consume_one, (carry, outputs)
@@ -154,7 +160,7 @@ def _compile(
     def body(index: Any, held: Any) -> Any:
       carry, outputs = held
       carry, output = handle_one(index, carry)
-      return carry, _write(outputs, index, output)
+      return carry, _rows.write_row(outputs, index, output)
 
     zeros = jnp.zeros(events.step.shape)
     outputs = {'loss': zeros, 'gap': zeros, 'factor': zeros}
@@ -181,7 +187,7 @@ def _make_compute(
   ) -> _gradient.Gradient:
     data, seed, local_rate = inputs
     if is_streamed:
-      data = _read(data, index)
+      data = _rows.read_row(data, index)
     if not has_local_steps:
       return gradient(*snapshot, data, seed, event.learner, event.step)
     return _local.get_push(
@@ -220,7 +226,7 @@ def _make_consume(
         state,
       )
     published = (state.params, state.stats)
-    slots = _write(carry.slots, event.write_slot, published)
+    slots = _rows.write_row(carry.slots, event.write_slot, published)
     return carry._replace(state=state, slots=slots), outputs
 
   return consume
@@ -234,7 +240,7 @@ def _make_move(
 
   def move(carry: Carry, event: Events, inputs: Any) -> tuple[Carry, _Outputs]:
     copy = _step_locally(
-      local_step, _read(carry.copies, event.learner), event, *inputs
+      local_step, _rows.read_row(carry.copies, event.learner), event, *inputs
     )
 
     def push(carry: Carry) -> tuple[Carry, _local.Copy, _Outputs]:
@@ -242,7 +248,7 @@ def _make_move(
       return carry, _local.empty_copy(copy), outputs
 
     def fetch(carry: Carry) -> tuple[Carry, _local.Copy, _Outputs]:
-      params, stats = _read(carry.slots, event.read_slot)
+      params, stats = _rows.read_row(carry.slots, event.read_slot)
       fresh = _local.start_copy(params, stats)
       kept = copy._replace(params=params, stats=stats)
       chosen = jax.tree.map(
@@ -252,7 +258,7 @@ def _make_move(
       return carry, chosen, {'loss': nan, 'gap': nan, 'factor': nan}
 
     carry, copy, outputs = lax.cond(event.is_push, push, fetch, carry)
-    copies = _write(carry.copies, event.learner, copy)
+    copies = _rows.write_row(carry.copies, event.learner, copy)
     return carry._replace(copies=copies), outputs
 
   return move
@@ -306,6 +312,7 @@ class FastEngine:
     self._local_rate = local_rate
     self._num_events = num_events
     self._num_parallel = num_parallel
+    self._clock = np.cumsum(plan.is_update) - plan.is_update  # At each event.
 
   @property
   def state(self) -> _update.ServerState:
@@ -366,13 +373,11 @@ class FastEngine:
     if self._num_parallel == 1:
       every = jnp.zeros(0, jnp.int32)
       return Windows(every, every), last - first
-    plan = self._plan
-    clock = np.cumsum(plan.is_update) - plan.is_update  # Before each event.
     starts, sizes = [], []
     begin = first
     while begin < last:
       end = min(begin + self._num_parallel, last)
-      is_late = plan.read_clock[begin:end] > clock[begin]
+      is_late = self._plan.read_clock[begin:end] > self._clock[begin]
       if np.any(is_late):
         end = begin + int(np.argmax(is_late))
       starts.append(begin - first)
@@ -402,29 +407,10 @@ def init_carry(
   Returns:
     The carry.
   """
-  stack = lambda tree, size: jax.tree.map(
-    lambda leaf: jnp.broadcast_to(leaf, (size, *jnp.shape(leaf))).copy(), tree
-  )
   return Carry(
     state=server.init(params, stats),
-    slots=stack((params, stats), num_slots or plan.num_slots),
-    copies=stack(_local.start_copy(params, stats), plan.num_copies),
-  )
-
-
-def _read(tree: Any, index: Any) -> Any:
-  """A row, or rows, of every leaf."""
-  return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def _write(tree: Any, index: Any, row: Any) -> Any:
-  """The leaves with one row replaced."""
-  return jax.tree.map(
-    lambda leaf, value: lax.dynamic_update_index_in_dim(
-      leaf, jnp.astype(value, leaf.dtype), index, 0
-    ),
-    tree,
-    row,
+    slots=_rows.repeat_row((params, stats), num_slots or plan.num_slots),
+    copies=_rows.repeat_row(_local.start_copy(params, stats), plan.num_copies),
   )
 
 

@@ -168,7 +168,8 @@ class TimeConfig:
 class NetworkConfig:
   """How long messages and updates take. By default they take no time."""
 
-  # Size of the model.
+  # Size of the model. 1 stands for that of the task's model in training; else,
+  # for messages whose size is of no matter.
   num_parameters: int = 1
   # Of the wire's dtype.
   bytes_per_parameter: int = 4
@@ -185,7 +186,10 @@ class NetworkConfig:
 
   def make(self) -> simulation.Network:
     """The network."""
-    return simulation.make_network(**dataclasses.asdict(self))
+    network = simulation.make_network(**dataclasses.asdict(self))
+    if self.num_parameters == 1:  # The default: nobody gave a size.
+      network = network._replace(bytes_per_push=0.0, bytes_per_pull=0.0)
+    return network
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -203,9 +207,11 @@ class FailureConfig:
   def make(self, num_learners: int, seed: int) -> list[simulation.Failure]:
     """The failures."""
     for failure in self.given:
-      if not 2 <= len(failure) <= 3:
+      # A flag may give the learner's number as 1.0.
+      if not 2 <= len(failure) <= 3 or not float(failure[1]).is_integer():
         raise ValueError(
-          f'A failure is given as (time, learner, until), got {failure}.'
+          'A failure is given as (time, learner, until), with a whole number '
+          f'for the learner, got {failure}.'
         )
     failures = [
       simulation.Failure(failure[0], int(failure[1]), *failure[2:])

@@ -3,12 +3,13 @@
 import dataclasses
 from typing import ClassVar
 
+from jasgd import protocols
 from jasgd.gossip import _checks
 from jasgd.gossip import _draws
 from jasgd.gossip import _topology
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Strategy:
   """Every node steps on its own weights, and mixes every `period` steps."""
 
@@ -25,7 +26,7 @@ class Strategy:
     raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class AllReduce(Strategy):
   """All nodes wait for each other and average; with period > 1, local SGD.
 
@@ -42,7 +43,7 @@ class AllReduce(Strategy):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Elastic(Strategy):
   """Elastic averaging with a centre: EASGD.
 
@@ -58,7 +59,7 @@ class Elastic(Strategy):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if not 0 < self.rate <= 1:
+    if not 0 < protocols.check_number('rate', self.rate) <= 1:
       raise ValueError(f'rate must be above 0 and at most 1, got {self.rate}.')
 
   def describe(self) -> str:
@@ -69,7 +70,7 @@ class Elastic(Strategy):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Gossip(Strategy):
   """Mixes with peers, drawn at random or given by a topology."""
 
@@ -80,7 +81,12 @@ class Gossip(Strategy):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if isinstance(self.peers, str) and self.peers not in _draws.PEERS:
+    is_known = (
+      self.peers in _draws.PEERS
+      if isinstance(self.peers, str)
+      else isinstance(self.peers, _topology.Topology)
+    )
+    if not is_known:
       raise ValueError(
         f'Unknown peers {self.peers!r}. Known: {", ".join(_draws.PEERS)}; or '
         'give a topology.'
@@ -106,7 +112,7 @@ class Gossip(Strategy):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Pull(Gossip):
   """Pull-gossip: x <- (x + x_peer) / 2, with the weights the peer has then.
 
@@ -120,7 +126,7 @@ class Pull(Gossip):
   _words: ClassVar[str] = 'waits for the weights of a peer and averages'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Push(Gossip):
   """Push-gossip: sends x to a peer, then averages with all that has come.
 
@@ -144,7 +150,7 @@ class Push(Gossip):
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class PushSum(Gossip):
   """Push-gossip with masses, which keeps the mean: SGP, GoSGD.
 
@@ -164,7 +170,7 @@ class PushSum(Gossip):
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Pairs(Gossip):
   """Symmetric averaging: x, x_peer <- (x + x_peer) / 2, at once: AD-PSGD.
 

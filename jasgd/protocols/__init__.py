@@ -31,6 +31,7 @@ Examples:
 """
 
 from jasgd.protocols._base import check_count
+from jasgd.protocols._base import check_number
 from jasgd.protocols._base import Decision
 from jasgd.protocols._base import Fate
 from jasgd.protocols._base import Protocol
@@ -40,7 +41,7 @@ from jasgd.protocols._counting import Downpour as downpour
 from jasgd.protocols._counting import Rennala as rennala
 from jasgd.protocols._counting import Ringmaster as ringmaster
 from jasgd.protocols._counting import Softsync as softsync
-from jasgd.protocols._quorum import Hardsync as backup
+from jasgd.protocols._quorum import Backup as backup
 from jasgd.protocols._quorum import Hardsync as hardsync
 from jasgd.protocols._ramp_up import RampUp as ramp_up
 from jasgd.protocols._ssp import Ssp as ssp
@@ -52,6 +53,7 @@ __all__ = [
   'asynchronous',
   'backup',
   'check_count',
+  'check_number',
   'constant_delay',
   'downpour',
   'hardsync',

@@ -1,8 +1,9 @@
 """What every protocol has in common: who is there, and the clock."""
 
 import enum
+import numbers
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 
 class Fate(enum.IntEnum):
@@ -40,11 +41,17 @@ class Protocol:
     alive: The learners that have joined and not left.
   """
 
+  # How it is called in `jasgd.protocols`.
+  name: str = ''
   # Steps that a learner computes before it pushes, and before it pulls again.
   steps_per_push: int = 1
   steps_per_fetch: int = 1
   # Whether a learner may have to wait after its push.
   holds_learners: bool = True
+  # Whether only gradients of the current clock count, and whether it stands for
+  # learners that all take the same, constant time.
+  needs_current_clock: bool = False
+  needs_equal_times: bool = False
 
   def __init__(self) -> None:
     self.clock = 0
@@ -60,6 +67,10 @@ class Protocol:
     """Raises a ValueError if this many learners could never make an update."""
     if num_learners < 1:
       raise ValueError(f'num_learners must be at least 1, got {num_learners}.')
+
+  def _arguments(self) -> dict[str, Any]:
+    """What it was built with, by name."""
+    return {}
 
   def _push(self, learner: int, read_clock: int) -> Decision:
     """Handles a gradient; the base class counts the update, if there is one."""
@@ -87,7 +98,7 @@ class Protocol:
   def init(self, num_learners: int) -> None:
     """Starts anew, with the learners 0 to num_learners - 1."""
     self.check(num_learners)
-    self.restore({'clock': 0, 'alive': [], **self._fresh()})
+    self.restore(self._start())
     for learner in range(num_learners):
       self.on_join(learner)
 
@@ -96,6 +107,11 @@ class Protocol:
     if learner not in self.alive:
       raise ValueError(
         f'Learner {learner} pushed step {step} and is not there: join first.'
+      )
+    if not 0 <= read_clock <= self.clock:
+      raise ValueError(
+        f'Learner {learner} pushed step {step} of read_clock={read_clock}; it '
+        f'must be from 0 to the clock, {self.clock}.'
       )
     decision = self._push(learner, read_clock)
     if decision.updates:
@@ -123,17 +139,50 @@ class Protocol:
 
   def save(self) -> dict[str, Any]:
     """The whole state, as JSON can hold it."""
-    return {'clock': self.clock, 'alive': sorted(self.alive), **self._save()}
+    return {
+      'protocol': repr(self),
+      'clock': self.clock,
+      'alive': sorted(self.alive),
+      **self._save(),
+    }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes on from a state that `save` gave."""
+    """Goes on from a state that `save` of an equal protocol gave."""
+    missing = sorted(self.save().keys() - state.keys())
+    if missing:
+      raise ValueError(
+        f'This is no state of {self!r}: it has no {", ".join(missing)}.'
+      )
+    if state['protocol'] != repr(self):
+      raise ValueError(
+        f'The state is of {state["protocol"]}, and cannot be restored into '
+        f'{self!r}.'
+      )
     self.clock = state['clock']
     self.alive = set(state['alive'])
     self._restore(state)
 
+  def __repr__(self) -> str:
+    arguments = ', '.join(
+      f'{name}={value!r}' for name, value in self._arguments().items()
+    )
+    return f'{self.name or type(self).__name__}({arguments})'
+
   def _fresh(self) -> dict[str, Any]:
     """What `_save` gives before anything has happened."""
     return {}
+
+  def _start(self) -> dict[str, Any]:
+    """What `save` gives before anything has happened."""
+    return {'protocol': repr(self), 'clock': 0, 'alive': [], **self._fresh()}
+
+
+def refuse_held(learner: int) -> NoReturn:
+  """Raises the ValueError for a push of a learner that should be waiting."""
+  raise ValueError(
+    f'Learner {learner} pushed, but is held back: it must wait until it is '
+    'released.'
+  )
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:
@@ -148,3 +197,10 @@ def check_count(name: str, value: Any, minimum: int) -> int:
       f'{name} must be a whole number of at least {minimum}, got {value!r}.'
     )
   return count
+
+
+def check_number(name: str, value: Any) -> float:
+  """A real number as a float, or a ValueError that says so."""
+  if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    raise ValueError(f'{name} must be a number, got {value!r}.')
+  return float(value)

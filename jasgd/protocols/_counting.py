@@ -58,10 +58,15 @@ class Softsync(Counting):
     <https://arxiv.org/abs/1511.05950>`_, 2016
   """
 
+  name = 'softsync'
+
   def __init__(self, n: int) -> None:
     """An update takes as many gradients as 1/n of the learners."""
     super().__init__()
     self.n = _base.check_count('n', n, 1)
+
+  def _arguments(self) -> dict[str, Any]:
+    return {'n': self.n}
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -93,6 +98,8 @@ class Asynchronous(Counting):
     <https://papers.nips.cc/paper/4687>`_, 2012
   """
 
+  name = 'asynchronous'
+
   def describe(self) -> str:
     """Who waits for what, in words."""
     return (
@@ -109,10 +116,17 @@ class ConstantDelay(Asynchronous):
     SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
   """
 
+  name = 'constant_delay'
+  needs_equal_times = True
+
   def __init__(self, delay: int) -> None:
     """Delays every gradient by `delay` updates."""
     super().__init__()
     self.delay = _base.check_count('delay', delay, 0)
+    self.num_learners = self.delay + 1  # No other number makes this delay.
+
+  def _arguments(self) -> dict[str, Any]:
+    return {'delay': self.delay}
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -125,7 +139,7 @@ class ConstantDelay(Asynchronous):
   def check(self, num_learners: int) -> None:
     """Raises a ValueError if this many learners make another delay."""
     super().check(num_learners)
-    if num_learners != self.delay + 1:
+    if num_learners != self.num_learners:
       raise ValueError(
         f'A constant delay of {self.delay} is made by {self.delay + 1} '
         f'learners, got num_learners={num_learners}.'
@@ -144,11 +158,16 @@ class Downpour(Asynchronous):
     <https://papers.nips.cc/paper/4687>`_, 2012
   """
 
+  name = 'downpour'
+
   def __init__(self, n_push: int = 1, n_fetch: int = 1) -> None:
     """Pushes every `n_push` and fetches every `n_fetch` steps."""
     super().__init__()
     self.steps_per_push = _base.check_count('n_push', n_push, 1)
     self.steps_per_fetch = _base.check_count('n_fetch', n_fetch, 1)
+
+  def _arguments(self) -> dict[str, Any]:
+    return {'n_push': self.steps_per_push, 'n_fetch': self.steps_per_fetch}
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -168,10 +187,16 @@ class Rennala(Counting):
     Optimization Methods <https://arxiv.org/abs/2305.12387>`_, 2023
   """
 
+  name = 'rennala'
+  needs_current_clock = True
+
   def __init__(self, s: int) -> None:
     """Takes `s` gradients of the current clock per update."""
     super().__init__()
     self.s = _base.check_count('s', s, 1)
+
+  def _arguments(self) -> dict[str, Any]:
+    return {'s': self.s}
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -196,10 +221,15 @@ class Ringmaster(Counting):
     <https://arxiv.org/abs/2501.16168>`_, 2025
   """
 
+  name = 'ringmaster'
+
   def __init__(self, r: int) -> None:
     """Ignores gradients with a staleness above `r`."""
     super().__init__()
     self.r = _base.check_count('r', r, 0)
+
+  def _arguments(self) -> dict[str, Any]:
+    return {'r': self.r}
 
   def describe(self) -> str:
     """Who waits for what, in words."""

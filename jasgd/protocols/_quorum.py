@@ -8,48 +8,34 @@ from jasgd.protocols import _base
 class Hardsync(_base.Protocol):
   """Synchronous SGD: every learner waits for the gradients of all.
 
-  The staleness is 0 always. With `num_backups` = b the server takes the first
-  alive - b gradients of the current clock; late ones are dropped and counted,
-  and their learners go on with the newest weights at once.
+  The staleness is 0 always.
 
   References:
     Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
-    <https://arxiv.org/abs/1511.05950>`_, 2016; Chen et al., `Revisiting
-    Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_, 2016
+    <https://arxiv.org/abs/1511.05950>`_, 2016
   """
 
-  def __init__(self, num_backups: int = 0) -> None:
-    """Waits for all learners but `num_backups`."""
+  name = 'hardsync'
+  needs_current_clock = True
+  # Learners that an update does not wait for.
+  num_backups = 0
+
+  def __init__(self) -> None:
     super().__init__()
-    self.num_backups = _base.check_count('num_backups', num_backups, 0)
     self._waiting: set[int] = set()  # Learners that gave one and are here.
 
   def describe(self) -> str:
     """Who waits for what, in words."""
-    if not self.num_backups:
-      return (
-        'hardsync: the server updates once every learner has pushed a gradient '
-        'of the current clock; each learner waits for that update.'
-      )
     return (
-      f'backup({self.num_backups}): the server updates once all learners but '
-      f'{self.num_backups} have pushed a gradient of the current clock; those '
-      'wait for that update. Later gradients are dropped, and their learners '
-      'go on at once.'
+      'hardsync: the server updates once every learner has pushed a gradient '
+      'of the current clock; each learner waits for that update.'
     )
-
-  def check(self, num_learners: int) -> None:
-    """Raises a ValueError if this many learners could never make an update."""
-    super().check(num_learners)
-    if self.num_backups >= num_learners:
-      raise ValueError(
-        f'num_backups must be below num_learners={num_learners}, got '
-        f'{self.num_backups}: no gradient would be waited for.'
-      )
 
   def _push(self, learner: int, read_clock: int) -> _base.Decision:
     if read_clock != self.clock:
       return _base.Decision(_base.Fate.DROPPED_LATE, False, (learner,))
+    if learner in self._waiting:
+      _base.refuse_held(learner)
     self._waiting.add(learner)
     released = self._use_quorum()
     return _base.Decision(_base.Fate.APPLIED, bool(released), released)
@@ -79,3 +65,44 @@ class Hardsync(_base.Protocol):
 
   def _restore(self, state: dict[str, Any]) -> None:
     self._waiting = set(state['waiting'])
+
+
+class Backup(Hardsync):
+  """Synchronous SGD that does without the `num_backups` slowest learners.
+
+  The server takes the first alive - b gradients of the current clock; late ones
+  are dropped and counted, and their learners go on with the newest weights at
+  once.
+
+  References:
+    Chen et al., `Revisiting Distributed Synchronous SGD
+    <https://arxiv.org/abs/1604.00981>`_, 2016
+  """
+
+  name = 'backup'
+
+  def __init__(self, num_backups: int) -> None:
+    """Waits for all learners but `num_backups`."""
+    super().__init__()
+    self.num_backups = _base.check_count('num_backups', num_backups, 1)
+
+  def _arguments(self) -> dict[str, Any]:
+    return {'num_backups': self.num_backups}
+
+  def describe(self) -> str:
+    """Who waits for what, in words."""
+    return (
+      f'backup({self.num_backups}): the server updates once all learners but '
+      f'{self.num_backups} have pushed a gradient of the current clock; those '
+      'wait for that update. Later gradients are dropped, and their learners '
+      'go on at once.'
+    )
+
+  def check(self, num_learners: int) -> None:
+    """Raises a ValueError if this many learners could never make an update."""
+    super().check(num_learners)
+    if self.num_backups >= num_learners:
+      raise ValueError(
+        f'num_backups must be below num_learners={num_learners}, got '
+        f'{self.num_backups}: no gradient would be waited for.'
+      )

@@ -18,6 +18,8 @@ class Ssp(_base.Protocol):
     Parameter Server <https://papers.nips.cc/paper/4894>`_, 2013
   """
 
+  name = 'ssp'
+
   def __init__(self, s: int) -> None:
     """Lets learners lead by `s` steps."""
     super().__init__()
@@ -29,6 +31,9 @@ class Ssp(_base.Protocol):
     # A heap of (completed, learner), which those who left are still in.
     self._queue: list[tuple[int, int]] = []
 
+  def _arguments(self) -> dict[str, Any]:
+    return {'s': self.s}
+
   def describe(self) -> str:
     """Who waits for what, in words."""
     return (
@@ -39,6 +44,8 @@ class Ssp(_base.Protocol):
 
   def _push(self, learner: int, read_clock: int) -> _base.Decision:
     del read_clock
+    if learner in self._held:
+      _base.refuse_held(learner)
     num_with, slowest = self._num_with, self._slowest
     completed = self._completed[learner] + 1
     self._completed[learner] = completed

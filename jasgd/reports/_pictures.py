@@ -3,19 +3,22 @@
 import os
 
 from matplotlib import axes as mpl_axes
+from matplotlib import collections
 from matplotlib import figure as mpl_figure
 from matplotlib import patches
+from matplotlib import ticker
 import numpy as np
 
 from jasgd import protocols
 from jasgd import traces
 
-# What a learner does -> its colour in a timeline.
-_COLORS = {
+# What a learner does -> its colour.
+COLORS = {
   'computes': '#4c72b0',
   'communicates': '#dd8452',
   'waits': '#c8c8c8',
 }
+_MAX_UPDATES = 300  # As many lines as leave the bars to be seen.
 
 
 def plot_staleness(trace: traces.Trace, path: str | os.PathLike[str]) -> None:
@@ -25,31 +28,7 @@ def plot_staleness(trace: traces.Trace, path: str | os.PathLike[str]) -> None:
     trace: What to draw.
     path: The file to write; its ending chooses the format.
   """
-  figure = mpl_figure.Figure(figsize=(7, 3.6), layout='constrained')
-  axes = figure.subplots()
-  staleness, fate = trace.staleness, trace.fate
-  largest = int(staleness.max(initial=0))
-  # A bar per value, or as many bars as the eye can tell apart.
-  width = max(1, -(-(largest + 1) // 200))
-  bins = np.arange(0, largest + 2 * width, width) - 0.5
-  is_kept = np.isin(fate, (protocols.Fate.APPLIED, protocols.Fate.PENDING))
-  groups = {'applied': staleness[is_kept], 'dropped': staleness[~is_kept]}
-  groups = {name: group for name, group in groups.items() if len(group)}
-  axes.hist(
-    list(groups.values()),
-    bins.tolist(),
-    stacked=True,
-    label=list(groups),
-    rwidth=0.9,
-  )
-  if len(staleness):
-    mean = staleness.mean()
-    axes.axvline(mean, color='black', linestyle='--', linewidth=1)
-    axes.set_title(f'mean {mean:.2f}, largest {largest}', fontsize=10)
-  axes.set_xlabel('staleness: updates since the weights were read')
-  axes.set_ylabel('gradients')
-  axes.legend()
-  figure.savefig(path, dpi=120)
+  draw_staleness(trace).savefig(path, dpi=120)
 
 
 def plot_timeline(
@@ -67,35 +46,93 @@ def plot_timeline(
     max_learners: How many learners to draw.
     num_rounds: How many gradients of a typical learner to draw.
   """
+  draw_timeline(trace, max_learners, num_rounds).savefig(path, dpi=120)
+
+
+def draw_staleness(trace: traces.Trace) -> mpl_figure.Figure:
+  """The picture of `plot_staleness`; its title is of applied gradients."""
+  figure = mpl_figure.Figure(figsize=(9, 3.6), layout='constrained')
+  axes = figure.subplots()
+  is_applied = trace.fate == protocols.Fate.APPLIED
+  is_pending = trace.fate == protocols.Fate.PENDING
+  groups = {
+    'applied': (trace.staleness[is_applied], COLORS['computes']),
+    'pending': (trace.staleness[is_pending], COLORS['waits']),
+    'dropped': (
+      trace.staleness[~is_applied & ~is_pending],
+      COLORS['communicates'],
+    ),
+  }
+  groups = {name: group for name, group in groups.items() if len(group[0])}
+  largest = int(trace.staleness.max(initial=0))
+  # A bar per value, or as many bars as the eye can tell apart.
+  width = max(1, -(-(largest + 1) // 200))
+  bins = np.arange(0, largest + 2 * width, width) - 0.5
+  if groups:
+    axes.hist(
+      [staleness for staleness, _ in groups.values()],
+      bins.tolist(),
+      stacked=True,
+      color=[color for _, color in groups.values()],
+      label=list(groups),
+      rwidth=0.9,
+    )
+    axes.legend(frameon=False)
+  else:
+    _say_empty(axes)
+  if is_applied.any():
+    staleness = trace.staleness[is_applied]
+    axes.axvline(staleness.mean(), color='black', linestyle='--', linewidth=1)
+    axes.set_title(
+      f'applied: mean {staleness.mean():.2f}, largest {staleness.max()}',
+      fontsize=10,
+    )
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.set_xlabel('staleness: updates since the weights were read')
+  axes.set_ylabel('gradients')
+  return figure
+
+
+def draw_timeline(
+  trace: traces.Trace, max_learners: int, num_rounds: float
+) -> mpl_figure.Figure:
+  """The picture of `plot_timeline`; its time counts from the first start."""
   figure = mpl_figure.Figure(figsize=(9, 4.2), layout='constrained')
   axes = figure.subplots()
-  cycle = np.median(trace.arrive_time - trace.start_time) if len(trace) else 1.0
-  end = num_rounds * cycle
-  is_drawn = (trace.learner < max_learners) & (trace.start_time < end)
-  for index in np.flatnonzero(is_drawn):
-    start, arrive = trace.start_time[index], trace.arrive_time[index]
-    computed = min(trace.compute_time[index], arrive - start)
-    # Where in between the learner computed is not recorded: the pull and the
-    # push are drawn as equally long.
-    transfer = (arrive - start - computed) / 2
-    release = trace.release_time[index]
-    row = int(trace.learner[index])
-    _draw(axes, row, start, arrive, 'communicates')
-    _draw(axes, row, start + transfer, arrive - transfer, 'computes')
-    _draw(axes, row, arrive, end if np.isnan(release) else release, 'waits')
-  # An update is made when the last gradient of its group has come.
-  is_applied = trace.apply_clock >= 0
-  is_last = np.diff(trace.apply_clock[is_applied], append=-1) != 0
-  for time in trace.arrive_time[is_applied][is_last]:
-    if time < end:
-      axes.axvline(time, color='black', linewidth=0.5, alpha=0.5)
+  start, arrive, wait_end = _align_times(trace)
+  end = num_rounds * _measure_cycle(arrive - start)
+  is_drawn = (trace.learner < max_learners) & (start < end)
+  row = trace.learner[is_drawn]
+  start, arrived = start[is_drawn], arrive[is_drawn]
+  # Where in between the learner computed is not recorded: the pull and the
+  # push are drawn as equally long.
+  computed = np.minimum(trace.compute_time[is_drawn], arrived - start)
+  transfer = (arrived - start - computed) / 2
+  begun, done = start + transfer, arrived - transfer
+  bars = {
+    'computes': (row, begun, done),
+    'communicates': (
+      np.concatenate([row, row]),
+      np.concatenate([start, done]),
+      np.concatenate([begun, arrived]),
+    ),
+    'waits': (row, arrived, wait_end[is_drawn]),
+  }
+  for what, (rows, starts, ends) in bars.items():
+    _draw_bars(axes, rows, starts, ends, what, shortest=1e-6 * end)
+  _draw_updates(axes, trace, arrive, end)
+  if not trace.num_gradients:
+    _say_empty(axes)
   axes.set_xlim(0, end)
   axes.set_ylim(min(max_learners, trace.learner.max(initial=0) + 1) - 0.5, -0.5)
-  axes.set_xlabel('time')
+  # A single learner has a tick too, and no halves.
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
+  axes.set_xlabel('time (s)')
   axes.set_ylabel('learner')
   axes.legend(
     handles=[
-      patches.Patch(color=color, label=name) for name, color in _COLORS.items()
+      patches.Patch(color=color, label=name) for name, color in COLORS.items()
     ],
     loc='lower right',
     bbox_to_anchor=(1, 1),
@@ -103,14 +140,80 @@ def plot_timeline(
     frameon=False,
     fontsize=8,
   )
-  figure.savefig(path, dpi=120)
+  return figure
 
 
-def _draw(
-  axes: mpl_axes.Axes, row: int, start: float, end: float, what: str
+def _align_times(
+  trace: traces.Trace,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Starts, arrivals and ends of waits, in seconds since the first start."""
+  origin = np.fmin.reduce(trace.start_time, initial=np.inf)
+  if not np.isfinite(origin):  # No gradient has one.
+    origin = 0.0
+  columns = trace.start_time, trace.arrive_time, traces.find_wait_ends(trace)
+  start, arrive, wait_end = (column - origin for column in columns)
+  return start, arrive, wait_end
+
+
+def _measure_cycle(durations: np.ndarray) -> float:
+  """How long a gradient typically takes, on its way too."""
+  durations = durations[np.isfinite(durations) & (durations > 0)]
+  return float(np.median(durations)) if len(durations) else 1.0
+
+
+def _draw_updates(
+  axes: mpl_axes.Axes, trace: traces.Trace, arrive_time: np.ndarray, end: float
 ) -> None:
-  """A bar in a learner's row."""
-  if end > start:
-    axes.barh(
-      row, end - start, left=start, height=0.8, color=_COLORS[what], linewidth=0
+  """A line for each update, unless they would cover everything."""
+  # An update is made when the last gradient of its group has come.
+  is_applied = trace.apply_clock >= 0
+  is_last = np.diff(trace.apply_clock[is_applied], append=-1) != 0
+  times = arrive_time[is_applied][is_last]
+  times = times[times < end]
+  if 0 < len(times) <= _MAX_UPDATES:
+    axes.vlines(
+      times,
+      0,
+      1,
+      transform=axes.get_xaxis_transform(),
+      color='black',
+      linewidth=0.5,
+      alpha=0.5,
+      label='updates',
     )
+
+
+def _draw_bars(
+  axes: mpl_axes.Axes,
+  row: np.ndarray,
+  start: np.ndarray,
+  end: np.ndarray,
+  what: str,
+  shortest: float,
+) -> None:
+  """Bars in learners' rows, as one artist however many they are."""
+  is_seen = end - start > shortest  # And not what times round to.
+  row, start, end = row[is_seen], start[is_seen], end[is_seen]
+  if not len(row):
+    return
+  x = np.stack([start, start, end, end], axis=-1)
+  y = row[:, None] + np.array([-0.4, 0.4, 0.4, -0.4])
+  axes.add_collection(
+    collections.PolyCollection(
+      list(np.stack([x, y], axis=-1)),
+      facecolors=COLORS[what],
+      linewidths=0,
+      label=what,
+    ),
+    autolim=False,
+  )
+
+
+def _say_empty(axes: mpl_axes.Axes) -> None:
+  """Instead of a picture of nothing."""
+  axes.text(
+    *(0.5, 0.5),
+    'no gradients',
+    transform=axes.transAxes,
+    horizontalalignment='center',
+  )

@@ -8,7 +8,7 @@ from jasgd.simulation import _times
 
 # Bytes of the table that are kept. A learner that is so slow that its block is
 # gone again has it drawn anew, which costs time, but no memory.
-_KEPT_BYTES = 1 << 25
+_KEPT_BYTES = 1 << 26
 
 
 class Durations:

@@ -64,7 +64,8 @@ class EventLoop:
     # their turns, so that no heap is needed to sort them.
     self._line: collections.deque[_Event] = collections.deque()
     # Per learner: pushes made; steps in all, since the last fetch, and since
-    # the last push; the clock of its weights, and that before its last push;
+    # the last push; the clock of its weights (-1: it has none), and that before
+    # its last push;
     # when it began its gradient, for how long it computes on it, and when that
     # is done (never, if it does not); which life it is in; and the record of
     # the push that it waits for an answer to.
@@ -72,7 +73,7 @@ class EventLoop:
     self._num_computed = [0] * num_learners
     self._since_fetch = [0] * num_learners
     self._since_push = [0] * num_learners
-    self._read_clock = [0] * num_learners
+    self._read_clock = [-1] * num_learners
     self._early_clock = [0] * num_learners
     self._start = [0.0] * num_learners
     self._duration = [0.0] * num_learners
@@ -126,7 +127,9 @@ class EventLoop:
         if kind == _COMPUTED:
           self._send(learner, time)
         else:
-          self._give_weights(learner, time, self._protocol.clock)
+          # The weights of this clock are there once the server is done.
+          clock = self._protocol.clock
+          self._give_weights(learner, self._serve(time, False), clock)
     return self._columns.finish(), self._list_in_flight()
 
   # --- What the server does.
@@ -243,8 +246,12 @@ class EventLoop:
 
   def _lose(self, learner: int, time: float) -> None:
     """A learner dies, and what it was computing with it."""
-    if self._pushed[learner] < 0 and self._done_at[learner] < time:
+    lost_clock = self._read_clock[learner]  # Of the weights it computed on.
+    if self._pushed[learner] >= 0:
+      lost_clock = -1  # It was waiting.
+    elif self._done_at[learner] < time:
       # Its gradient is under way, and will find it gone.
+      lost_clock = -1
       self._orphans[learner, self._life[learner]] = (
         self._step[learner],
         self._read_clock[learner],
@@ -253,15 +260,18 @@ class EventLoop:
       )
       self._step[learner] += 1
     self._life[learner] += 1
-    self._pushed[learner] = -1
+    self._pushed[learner] = self._read_clock[learner] = -1
     self._done_at[learner] = np.inf
-    self._note_member(traces.Kind.LEAVE, learner, time)
+    self._note(
+      traces.Kind.LEAVE, learner, self._step[learner], lost_clock, time
+    )
     _, updates, released = self._protocol.on_leave(learner)
     self._release(released, self._serve(time, updates))
 
   def _welcome(self, learner: int, time: float) -> None:
     """A learner comes back."""
-    self._note_member(traces.Kind.JOIN, learner, time)
+    step, clock = self._step[learner], self._protocol.clock
+    self._note(traces.Kind.JOIN, learner, step, clock, time)
     _, updates, released = self._protocol.on_join(learner)
     self._release(released, self._serve(time, updates))
 
@@ -283,11 +293,6 @@ class EventLoop:
 
   # --- What is written down.
 
-  def _note_member(self, kind: int, learner: int, time: float) -> None:
-    """Writes down that a learner came or went."""
-    step, clock = self._step[learner], self._protocol.clock
-    self._note(kind, learner, step, clock, time)
-
   def _note(
     self, kind: int, learner: int, step: int, read_clock: int, time: float
   ) -> None:
@@ -298,21 +303,21 @@ class EventLoop:
     )
 
   def _list_in_flight(self) -> list[list[float]]:
-    """[learner, step, read clock, start] of those at work, in this life."""
+    """[learner, step, read clock, start] of what the server has not got yet."""
     computing = {
       learner
       for _, learner, kind, life in itertools.chain(self._heap, self._line)
       if kind >= _COMPUTED and life == self._life[learner]
     }
-    return [
-      [
-        learner,
-        self._step[learner],
-        self._read_clock[learner],
-        self._start[learner],
-      ]
-      for learner in sorted(computing)
+    books = (self._step, self._read_clock, self._start)
+    rows = [
+      [learner, *(book[learner] for book in books)] for learner in computing
     ]
+    # What is under way of learners that are dead, or in another life.
+    rows += [
+      [learner, *orphan[:3]] for (learner, _), orphan in self._orphans.items()
+    ]
+    return sorted(rows)
 
 
 def _iterate_update_times(

@@ -1,10 +1,11 @@
 """Learners that die, and come back."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jasgd import protocols
 from jasgd.simulation import _times
 
 
@@ -30,23 +31,25 @@ def draw_failures(
     horizon: Until when learners may die.
     mean_time_between: Mean time for which a learner is up.
     mean_down_time: Mean time for which it is then gone.
-    seed: Of the generator.
+    seed: Of numpy's generator; as with the times of learners, the same seed
+      gives the same failures on every machine, but for another numpy.
 
   Returns:
     The failures, in order of time.
+
+  Raises:
+    ValueError: if an argument makes no sense.
 
   Examples:
     >>> from jasgd import simulation
     >>> len(simulation.draw_failures(10, 100.0, 50.0, 5.0)) > 5
     True
   """
-  for name, value in (
-    ('horizon', horizon),
-    ('mean_time_between', mean_time_between),
-    ('mean_down_time', mean_down_time),
-  ):
-    if not 0 < value < np.inf:
-      raise ValueError(f'{name} must be finite and above 0, got {value}.')
+  protocols.check_count('num_learners', num_learners, 1)
+  _times.check_seed(seed)
+  _times.check_positive('horizon', horizon)
+  _times.check_positive('mean_time_between', mean_time_between)
+  _times.check_positive('mean_down_time', mean_down_time)
   failures = []
   for learner in range(num_learners):
     generator = _times.make_generator(seed, _times.FAILURES, learner)
@@ -58,10 +61,11 @@ def draw_failures(
   return sorted(failures)
 
 
-def check_failures(failures: Sequence[Failure], num_learners: int) -> None:
-  """Raises a ValueError for failures that cannot be."""
+def read_failures(failures: Sequence[Any], num_learners: int) -> list[Failure]:
+  """The failures in order of time; a ValueError for what cannot be."""
+  read = sorted(map(_read_failure, failures))
   up_since = dict.fromkeys(range(num_learners), 0.0)
-  for time, learner, until in sorted(failures):
+  for time, learner, until in read:
     if learner not in up_since:
       raise ValueError(
         f'A failure names learner {learner}, but there are {num_learners}.'
@@ -72,3 +76,18 @@ def check_failures(failures: Sequence[Failure], num_learners: int) -> None:
         f'{up_since[learner]} on.'
       )
     up_since[learner] = until
+  return read
+
+
+def _read_failure(failure: Any) -> Failure:
+  """A failure as it was given, or as a tuple with or without an end."""
+  if not isinstance(failure, tuple) or not 2 <= len(failure) <= 3:
+    raise ValueError(
+      f'A failure is given as (time, learner, until), got {failure!r}.'
+    )
+  time, learner, until = Failure(*failure)
+  return Failure(
+    protocols.check_number('time of a failure', time),
+    protocols.check_count('learner of a failure', learner, 0),
+    protocols.check_number('until of a failure', until),
+  )

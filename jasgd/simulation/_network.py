@@ -1,9 +1,10 @@
 """How long messages and updates take."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jasgd import protocols
 from jasgd.simulation import _times
 
 
@@ -12,7 +13,9 @@ class Network(NamedTuple):
 
   A push takes the latency, waits for its turn on the server's incoming link,
   and is then sent at the slower of the two bandwidths; a pull likewise, on the
-  outgoing link. The server works on one update at a time. With several shards
+  outgoing link. The server's link is full-duplex: all pushes share one
+  direction and all pulls the other, and none is in the way of one that goes the
+  other way. The server works on one update at a time. With several shards
   each holds a part of the weights, has a link of its own, and updates its part.
 
   Attributes:
@@ -36,17 +39,45 @@ class Network(NamedTuple):
 
   def check(self) -> None:
     """Raises a ValueError for what cannot be."""
-    for name in ('latency', 'bytes_per_push', 'bytes_per_pull', 'server_time'):
-      value = getattr(self, name)
-      if isinstance(value, _times.ComputeTime):
-        continue  # It was checked when it was built.
-      if not 0 <= value < np.inf:
-        raise ValueError(f'{name} must be finite and at least 0, got {value}.')
+    for name in ('latency', 'bytes_per_push', 'bytes_per_pull'):
+      _times.check_not_negative(name, getattr(self, name))
     for name in ('bandwidth', 'server_bandwidth'):
-      if not getattr(self, name) > 0:
+      if not protocols.check_number(name, getattr(self, name)) > 0:
         raise ValueError(f'{name} must be above 0, got {getattr(self, name)}.')
-    if self.num_shards < 1:
-      raise ValueError(f'num_shards must be at least 1, got {self.num_shards}.')
+    protocols.check_count('num_shards', self.num_shards, 1)
+    self._check_server_time()
+    for name in ('bytes_per_push', 'bytes_per_pull'):
+      num_bytes = getattr(self, name)
+      if not np.isfinite(self.link_time(num_bytes)):
+        raise ValueError(
+          f'{name}={num_bytes} take no finite time with '
+          f'bandwidth={self.bandwidth} and '
+          f'server_bandwidth={self.server_bandwidth}.'
+        )
+
+  def _check_server_time(self) -> None:
+    """Raises a ValueError if it is no number, nor a time model for one."""
+    time = self.server_time
+    if not isinstance(time, _times.ComputeTime):
+      _times.check_not_negative('server_time', time)
+      return
+    try:
+      time.table(0, 0, 1, 1, stream=_times.SERVER)
+    except ValueError as error:
+      raise ValueError(
+        f'server_time must be a time model for one learner, got {time.name}: '
+        f'{error}'
+      ) from None
+
+  def to_header(self) -> dict[str, Any]:
+    """All fields, as JSON can hold them."""
+    fields = self._asdict()
+    if isinstance(self.server_time, _times.ComputeTime):
+      fields['server_time'] = self.server_time.name
+    return {
+      name: 'inf' if value == np.inf else value
+      for name, value in fields.items()
+    }
 
   @property
   def is_free(self) -> bool:
@@ -92,16 +123,17 @@ def make_network(
   Returns:
     A `Network`.
 
+  Raises:
+    ValueError: if an argument makes no sense.
+
   Examples:
     >>> from jasgd import simulation
     >>> network = simulation.make_network(1_000_000, bandwidth=1e9)
     >>> network.link_time(network.bytes_per_push)
     0.004
   """
-  if num_parameters < 1:
-    raise ValueError(
-      f'num_parameters must be at least 1, got {num_parameters}.'
-    )
+  protocols.check_count('num_parameters', num_parameters, 1)
+  protocols.check_count('bytes_per_parameter', bytes_per_parameter, 1)
   size = float(num_parameters * bytes_per_parameter)
   network = Network(
     latency=latency,

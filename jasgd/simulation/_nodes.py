@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 import operator
 
+import numpy as np
+
 from jasgd import gossip
 from jasgd import protocols
 from jasgd import traces
@@ -63,8 +65,8 @@ def simulate_nodes(
     compute: How long a gradient takes. By default 1.
     network: How long messages take; every message with weights has
       `bytes_per_push` bytes. By default no time.
-    failures: Nodes that die, and come back.
-    seed: Of times and peers.
+    failures: Nodes that die, and come back: as in `simulate`.
+    seed: Of times and peers, below 2**64; as in `simulate`.
 
   Returns:
     The trace.
@@ -90,6 +92,7 @@ def simulate_nodes(
     failures=failures,
     seed=seed,
   )
+  failures = _failures.read_failures(failures, num_nodes)
   setup = _node_loop.Setup(
     strategy,
     operator.index(num_nodes),
@@ -111,6 +114,9 @@ def simulate_nodes(
       'compute': compute.name,
       'seed': setup.seed,
       'bytes_per_message': network.bytes_per_push,
+      'network': network.to_header(),
+      'num_failures': len(failures),
+      'numpy': np.__version__,
     },
   )
 
@@ -139,7 +145,8 @@ def check_nodes(
       )
   protocols.check_count('num_nodes', num_nodes, 1)
   protocols.check_count('num_steps', num_steps, 1)
-  protocols.check_count('seed', seed, 0)
+  _times.check_seed(seed)
   strategy.check(num_nodes)
+  compute.table(seed, 0, 1, num_nodes)  # Is it for as many nodes?
   network.check()
-  _failures.check_failures(failures, num_nodes)
+  _failures.read_failures(failures, num_nodes)

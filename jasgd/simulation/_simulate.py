@@ -31,7 +31,8 @@ def simulate(
   clock advances by one if it updates, and only then does the learner's pull see
   the newest weights. So with c gradients per update the mean staleness is
   (num_learners - 1) / c, whatever the speeds; with overlap, where a learner
-  pulls before its push is applied, it is num_learners / c.
+  pulls before its push is applied, it is num_learners / c. Overlap changes what
+  is read, not when: the times are those without.
 
   Args:
     protocol: When the server updates and who waits: see `jasgd.protocols`.
@@ -39,10 +40,13 @@ def simulate(
     num_gradients: How many gradients the server handles, dropped ones included.
     compute: How long a gradient takes: see `jasgd.simulation`. By default 1.
     network: How long messages and updates take. By default no time.
-    failures: Learners that die and come back.
+    failures: Learners that die and come back: each a `Failure`, or a tuple of
+      time, learner and, unless it is for good, until when.
     overlap: Whether a learner pulls before its push is applied.
     batch: Samples per gradient, for the `samples` of the trace.
-    seed: Of all random times. The same seed gives the same trace.
+    seed: Of all random times, below 2**64. The same seed gives the same trace
+      on every machine, with the same release of numpy: the times are drawn by
+      numpy's generator, from the bits of Philox, and a release may change how.
 
   Returns:
     The trace.
@@ -59,8 +63,9 @@ def simulate(
   """
   compute = _times.constant(1.0) if compute is None else compute
   network = _network.Network() if network is None else network
-  if num_learners is None and isinstance(protocol, protocols.constant_delay):
-    num_learners = protocol.delay + 1
+  if num_learners is None:
+    inside = getattr(protocol, 'protocol', protocol)
+    num_learners = getattr(inside, 'num_learners', None)
   check_setup(
     protocol,
     num_learners=num_learners,
@@ -73,6 +78,7 @@ def simulate(
     seed=seed,
   )
   assert num_learners is not None  # It was checked.
+  failures = _failures.read_failures(failures, num_learners)
   result = None
   if _can_be_sorted(protocol) and network.is_free and not failures:
     result = _sorted.simulate_sorted(
@@ -83,6 +89,9 @@ def simulate(
       protocol, num_learners, compute, network, failures, seed, overlap
     ).run(num_gradients)
   records, in_flight = result
+  num_arrived = num_gradients
+  if failures:  # All may be gone before.
+    num_arrived = np.count_nonzero(records['kind'] == traces.Kind.GRADIENT)
   _settle(records, protocol.clock, batch * protocol.steps_per_push)
   return traces.Trace(
     records,
@@ -97,6 +106,10 @@ def simulate(
       'seed': seed,
       'bytes_per_push': network.bytes_per_push,
       'bytes_per_pull': network.bytes_per_pull,
+      'network': network.to_header(),
+      'num_failures': len(failures),
+      'num_missing': num_gradients - num_arrived,
+      'numpy': np.__version__,
       'in_flight': in_flight,
     },
   )
@@ -131,18 +144,20 @@ def check_setup(
   protocols.check_count('num_learners', num_learners, 1)
   protocols.check_count('num_gradients', num_gradients, 1)
   protocols.check_count('batch', batch, 1)
-  protocols.check_count('seed', seed, 0)
+  _times.check_seed(seed)
+  if not isinstance(overlap, (bool, np.bool_)):
+    raise ValueError(f'overlap must be True or False, got {overlap!r}.')
   protocol.check(num_learners)
   compute.table(seed, 0, 1, num_learners)  # Is it for as many learners?
   network.check()
-  _failures.check_failures(failures, num_learners)
-  if overlap and isinstance(protocol, (protocols.hardsync, protocols.rennala)):
+  _failures.read_failures(failures, num_learners)
+  if overlap and protocol.needs_current_clock:
     raise ValueError(
       'With overlap a learner pulls before its push is applied, so none of its '
       'gradients would be of the current clock, which this protocol wants: '
       f'{protocol.describe()}'
     )
-  if isinstance(protocol, protocols.constant_delay) and not (
+  if protocol.needs_equal_times and not (
     compute.is_constant and network.is_free and not failures
   ):
     raise ValueError(

@@ -146,8 +146,11 @@ def _draw_arrivals(
   num_rows = 2 + int(1.05 * num_gradients / num_learners)
   while (num_rows - 4) * num_learners <= _MAX_DRAWS * num_gradients:
     durations = compute.table(seed, 0, num_rows * steps_per_push, num_learners)
-    if steps_per_push > 1:
-      durations = durations.reshape(num_rows, steps_per_push, -1).sum(axis=1)
+    # One by one, as the event loop adds them: `sum` may go another way round.
+    steps = durations.reshape(num_rows, steps_per_push, num_learners)
+    durations = steps[:, 0]
+    for index in range(1, steps_per_push):
+      durations = durations + steps[:, index]
     arrivals = np.cumsum(durations, axis=0)
     # Enough, once even the last row of the fastest learner comes too late.
     num_within = np.count_nonzero(arrivals <= arrivals[-1].min())

@@ -3,16 +3,24 @@
 The k-th duration of learner l is entry (k, l) of a table that is drawn from a
 counter-based generator, so it depends on nothing but the seed, k, l and the
 number of learners: not on the protocol, nor on how far a run has come.
+
+The bits are those of numpy's Philox, which are the same on every machine. What
+numpy's `Generator` makes of them is the same on every machine too, but a
+release of numpy may change a distribution; so a trace's header says which
+numpy it was.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jasgd import protocols
+
 # Entries that are drawn at once; part of the table's definition.
 _BLOCK = 1 << 14
-
+# In seconds: time always advances, and stays finite.
+_SHORTEST, _LONGEST = 1e-12, 1e12
 
 # Whose times a stream of random numbers is for.
 LEARNERS, SERVER, FAILURES = range(3)
@@ -20,9 +28,16 @@ LEARNERS, SERVER, FAILURES = range(3)
 
 def make_generator(seed: int, stream: int, block: int) -> np.random.Generator:
   """A generator that depends on nothing but these three numbers."""
+  key = np.array([seed, stream], np.uint64)
   return np.random.Generator(
-    np.random.Philox(key=[seed, stream], counter=[0, 0, 0, block])
+    np.random.Philox(key=key, counter=[0, 0, 0, block])
   )
+
+
+def check_seed(seed: Any) -> None:
+  """Raises a ValueError unless `seed` fits the key that is made of it."""
+  if protocols.check_count('seed', seed, 0) >= 2**64:
+    raise ValueError(f'seed must be below 2**64, got {seed}.')
 
 
 def get_rows_per_block(num_learners: int) -> int:
@@ -32,6 +47,9 @@ def get_rows_per_block(num_learners: int) -> int:
 
 class ComputeTime(NamedTuple):
   """A table of durations, drawn block by block.
+
+  Durations are in seconds; shorter ones than 1e-12 and longer ones than 1e12
+  are taken for these, so that time always advances, and stays finite.
 
   Attributes:
     name: How it was made, for headers and errors.
@@ -60,7 +78,8 @@ class ComputeTime(NamedTuple):
     for block in range(first, last):
       generator = make_generator(seed, stream, block)
       start = block * rows_per_block
-      blocks.append(self.draw(generator, start, (rows_per_block, num_learners)))
+      times = self.draw(generator, start, (rows_per_block, num_learners))
+      blocks.append(np.clip(times, _SHORTEST, _LONGEST))
     rows = np.concatenate(blocks) if blocks else np.empty((0, num_learners))
     start = first_step - first * rows_per_block
     return rows[start : start + num_steps]
@@ -74,7 +93,7 @@ def constant(mean: float = 1.0) -> ComputeTime:
     >>> print(simulation.constant(2.0).table(0, 0, 1, 3))
     [[2. 2. 2.]]
   """
-  _check_positive('mean', mean)
+  check_positive('mean', mean)
   return ComputeTime(
     f'constant({mean})',
     lambda generator, first, shape: np.full(shape, float(mean)),
@@ -87,8 +106,8 @@ def normal(mean: float = 1.0, std: float = 0.2) -> ComputeTime:
 
   Draws that are not above 0 are drawn again.
   """
-  _check_positive('mean', mean)
-  _check_not_negative('std', std)
+  check_positive('mean', mean)
+  check_not_negative('std', std)
 
   def draw(
     generator: np.random.Generator, first: int, shape: tuple[int, int]
@@ -104,8 +123,8 @@ def normal(mean: float = 1.0, std: float = 0.2) -> ComputeTime:
 
 def lognormal(mean: float = 1.0, sigma: float = 0.5) -> ComputeTime:
   """Log-normal with the given mean; sigma is that of the logarithm."""
-  _check_positive('mean', mean)
-  _check_not_negative('sigma', sigma)
+  check_positive('mean', mean)
+  check_not_negative('sigma', sigma)
   location = np.log(mean) - sigma**2 / 2
   return ComputeTime(
     f'lognormal({mean}, {sigma})',
@@ -115,7 +134,7 @@ def lognormal(mean: float = 1.0, sigma: float = 0.5) -> ComputeTime:
 
 def exponential(mean: float = 1.0) -> ComputeTime:
   """Exponential: the queueing model of Mitliagkas et al."""
-  _check_positive('mean', mean)
+  check_positive('mean', mean)
   return ComputeTime(
     f'exponential({mean})',
     lambda generator, first, shape: generator.exponential(mean, shape),
@@ -124,8 +143,8 @@ def exponential(mean: float = 1.0) -> ComputeTime:
 
 def gamma(mean: float = 1.0, shape: float = 10.0) -> ComputeTime:
   """Gamma with the given mean; a larger `shape` varies less."""
-  _check_positive('mean', mean)
-  _check_positive('shape', shape)
+  check_positive('mean', mean)
+  check_positive('shape', shape)
   return ComputeTime(
     f'gamma({mean}, {shape})',
     lambda generator, first, size: generator.gamma(shape, mean / shape, size),
@@ -134,8 +153,8 @@ def gamma(mean: float = 1.0, shape: float = 10.0) -> ComputeTime:
 
 def pareto(minimum: float = 1.0, exponent: float = 2.5) -> ComputeTime:
   """Heavy-tailed: P(time > t) = (minimum / t)^exponent."""
-  _check_positive('minimum', minimum)
-  _check_positive('exponent', exponent)
+  check_positive('minimum', minimum)
+  check_positive('exponent', exponent)
   return ComputeTime(
     f'pareto({minimum}, {exponent})',
     lambda generator, first, shape: (
@@ -195,9 +214,9 @@ def with_slow_minority(
   time: ComputeTime, fraction: float, factor: float
 ) -> ComputeTime:
   """The last `fraction` of the learners is `factor` times slower."""
-  if not 0 <= fraction <= 1:
+  if not 0 <= protocols.check_number('fraction', fraction) <= 1:
     raise ValueError(f'fraction must be in [0, 1], got {fraction}.')
-  _check_positive('factor', factor)
+  check_positive('factor', factor)
 
   def draw(
     generator: np.random.Generator, first: int, shape: tuple[int, int]
@@ -219,9 +238,10 @@ def with_slow_spells(
 
   Learners take their spells one after another, spread over the period.
   """
-  if not 0 <= length <= period or period < 1:
+  protocols.check_count('period', period, 1)
+  if protocols.check_count('length', length, 0) > period:
     raise ValueError(f'length must be from 0 to period={period}, got {length}.')
-  _check_positive('factor', factor)
+  check_positive('factor', factor)
 
   def draw(
     generator: np.random.Generator, first: int, shape: tuple[int, int]
@@ -237,13 +257,13 @@ def with_slow_spells(
   )
 
 
-def _check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
   """Raises a ValueError unless `value` is finite and above 0."""
-  if not 0 < value < np.inf:
+  if not 0 < protocols.check_number(name, value) < np.inf:
     raise ValueError(f'{name} must be finite and above 0, got {value}.')
 
 
-def _check_not_negative(name: str, value: float) -> None:
+def check_not_negative(name: str, value: float) -> None:
   """Raises a ValueError unless `value` is finite and at least 0."""
-  if not 0 <= value < np.inf:
+  if not 0 <= protocols.check_number(name, value) < np.inf:
     raise ValueError(f'{name} must be finite and at least 0, got {value}.')

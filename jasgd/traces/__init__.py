@@ -23,6 +23,7 @@ from jasgd.traces._summary import LearnerSummary
 from jasgd.traces._summary import summarize
 from jasgd.traces._summary import Summary
 from jasgd.traces._trace import Trace
+from jasgd.traces._waits import find_wait_ends
 from jasgd.traces._writer import TraceWriter
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
   'Trace',
   'TraceError',
   'TraceWriter',
+  'find_wait_ends',
   'format_node_summary',
   'format_summary',
   'make_records',

@@ -10,7 +10,7 @@ offset  bytes
 12      4      bytes per record
 16      4      bytes of the header, n
 20      4      checksum of the header
-24      4      zero
+24      4      records that were written with the header; 0: not known
 28      4      checksum of the 28 bytes before it
 32      n      the header: JSON, with spaces at its end so that the records
                begin at a multiple of 64
@@ -19,7 +19,8 @@ offset  bytes
 
 The file appears whole with its header (it is written under another name first),
 and after that it only grows. So a crash can only leave part of a record at the
-end, and a reader needs no lock.
+end, and a reader needs no lock. A file with fewer records than were written
+with the header has lost some.
 """
 
 import json
@@ -52,6 +53,7 @@ class Contents(NamedTuple):
   header: dict[str, Any]
   offset: int  # Where the records begin.
   num_records: int  # Whole ones.
+  num_written: int  # Those that were there at first; 0: not known.
   num_extra_bytes: int  # Of a record that is not whole.
 
 
@@ -80,22 +82,38 @@ def is_same_header(header: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def write_file(
-  path: _Path, header: dict[str, Any], records: np.ndarray
+  path: _Path,
+  header: dict[str, Any],
+  records: np.ndarray,
+  sync: bool = True,
 ) -> None:
-  """Writes a trace under another name, then gives it its own."""
+  """Writes a trace under another name, then gives it its own.
+
+  Args:
+    path: Where the file goes.
+    header: What JSON can hold.
+    records: All there are so far.
+    sync: Whether to wait for the disk.
+  """
   path = os.fspath(path)
   text = encode_header(header)
   text += b' ' * (-(_PREFIX_SIZE + len(text)) % _ALIGNMENT)
   prefix = _PREFIX.pack(
-    MAGIC, VERSION, records.dtype.itemsize, len(text), zlib.crc32(text), 0
+    MAGIC,
+    VERSION,
+    records.dtype.itemsize,
+    len(text),
+    zlib.crc32(text),
+    len(records) if len(records) < 1 << 32 else 0,
   )
   part = f'{path}.{secrets.token_hex(4)}.part'
   try:
     with open(part, 'xb') as file:
       file.write(prefix + _CHECKSUM.pack(zlib.crc32(prefix)) + text)
       file.write(np.ascontiguousarray(records).view(np.uint8).data)
-      file.flush()
-      os.fsync(file.fileno())  # Or a power cut could leave the name alone.
+      if sync:  # Or a power cut could leave the name alone.
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(part, path)
   except BaseException:
     if os.path.exists(part):
@@ -115,6 +133,12 @@ def read_file(
         f'{path!r} is truncated: {contents.num_records} whole records and '
         f'{contents.num_extra_bytes} of the {dtype.itemsize} bytes of '
         'another. allow_truncated=True reads the whole ones.'
+      )
+    if contents.num_records < contents.num_written and not allow_truncated:
+      raise _schema.TraceError(
+        f'{path!r} is truncated: {contents.num_records} of its '
+        f'{contents.num_written} records are there. allow_truncated=True reads '
+        'these.'
       )
     if not contents.num_records:  # There is nothing to map.
       return np.zeros(0, dtype), contents.header
@@ -140,22 +164,26 @@ def _open(path: str) -> BinaryIO:
     return open(path, 'rb')
   except FileNotFoundError:
     raise _schema.TraceError(f'There is no trace {path!r}.') from None
+  except NotADirectoryError:
+    raise _schema.TraceError(
+      f'There is no trace {path!r}: a part of that path is a file.'
+    ) from None
   except IsADirectoryError:
     raise _schema.TraceError(f'{path!r} is not a trace but a folder.') from None
 
 
 def _inspect(file: BinaryIO, path: str, dtype: np.dtype) -> Contents:
   """What there is in an open file now."""
-  header, offset = _read_header(file, path, dtype)
+  header, offset, num_written = _read_header(file, path, dtype)
   size = os.fstat(file.fileno()).st_size
   num_records, num_extra = divmod(size - offset, dtype.itemsize)
-  return Contents(header, offset, num_records, num_extra)
+  return Contents(header, offset, num_records, num_written, num_extra)
 
 
 def _read_header(
   file: BinaryIO, path: str, dtype: np.dtype
-) -> tuple[dict[str, Any], int]:
-  """The header of an open file, and where the records begin."""
+) -> tuple[dict[str, Any], int, int]:
+  """The header of an open file, where records begin, how many there were."""
   prefix = file.read(_PREFIX_SIZE)
   if not prefix:
     raise _schema.TraceError(f'{path!r} is empty.')
@@ -176,7 +204,7 @@ def _read_header(
       f'{path!r} is truncated in its header: {len(prefix)} of the first '
       f'{_PREFIX_SIZE} bytes are there.'
     )
-  _, _, record_size, size, checksum, _ = _PREFIX.unpack_from(prefix)
+  _, _, record_size, size, checksum, num_written = _PREFIX.unpack_from(prefix)
   (prefix_checksum,) = _CHECKSUM.unpack_from(prefix, _PREFIX.size)
   if zlib.crc32(prefix[: _PREFIX.size]) != prefix_checksum:
     raise _schema.TraceError(f'The header of {path!r} is damaged.')
@@ -193,7 +221,7 @@ def _read_header(
     )
   if zlib.crc32(text) != checksum:
     raise _schema.TraceError(f'The header of {path!r} is damaged.')
-  return json.loads(text), _PREFIX_SIZE + size
+  return json.loads(text), _PREFIX_SIZE + size, num_written
 
 
 def _to_plain(value: Any) -> Any:

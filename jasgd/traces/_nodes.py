@@ -107,17 +107,29 @@ class NodeTrace:
     """Writes a file per node into a folder: `node-0` and so on, and `centre`.
 
     Each is like the file of a server's trace: it appears whole, may be appended
-    to, and can be read after a crash.
+    to, and can be read after a crash. Of many files it would take long to wait
+    for the disk, so that is done once, for the folder: the operating system
+    may still have contents to write when this returns.
+
+    Args:
+      folder: Where the files go; made if it is not there.
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     header = {**self.header, 'num_nodes': self.num_nodes}
-    for node in range(self.num_nodes):
-      _file.write_file(path / f'node-{node}', header, self.of_node(node))
-    centre, moves = path / 'centre', self.of_node(CENTRE)
-    centre.unlink(missing_ok=True)  # It may be of another run.
-    if len(moves):
-      _file.write_file(centre, header, moves)
+    # Sorted once: a look through all records for each node would be too slow.
+    order = np.argsort(self.records['node'], kind='stable')
+    nodes = self.records['node'][order]
+    names = {CENTRE: 'centre'}
+    names |= {node: f'node-{node}' for node in range(self.num_nodes)}
+    starts = np.searchsorted(nodes, list(names), 'left').tolist()
+    ends = np.searchsorted(nodes, list(names), 'right').tolist()
+    (path / 'centre').unlink(missing_ok=True)  # It may be of another run.
+    for name, start, end in zip(names.values(), starts, ends, strict=True):
+      if end > start or name != 'centre':
+        part = self.records[order[start:end]]
+        _file.write_file(path / name, header, part, sync=False)
+    _sync_folder(path)
 
   @classmethod
   def load(
@@ -160,3 +172,12 @@ class NodeTrace:
       parts.append(part)
     records = np.concatenate(parts)
     return cls(records[np.argsort(records['order'], kind='stable')], header)
+
+
+def _sync_folder(path: pathlib.Path) -> None:
+  """Waits until the names in a folder are on the disk."""
+  folder = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(folder)
+  finally:
+    os.close(folder)

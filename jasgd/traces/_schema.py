@@ -36,8 +36,9 @@ RECORD = np.dtype(
     # so far. Of a RESTART record: the index of the last record that still
     # stands; what lies between that one and this is void.
     ('step', '<i8'),
-    # Of a FETCH record: the clock of the new weights. Of a RESTART record: the
-    # clock that the server resumed at.
+    # Of a FETCH record: the clock of the new weights. Of a LEAVE record: that
+    # of the weights which the learner had got and gave no gradient for, or -1.
+    # Of a RESTART record: the clock that the server resumed at.
     ('read_clock', '<i8'),
     ('arrive_clock', '<i8'),
     ('apply_clock', '<i8'),  # -1 if it was dropped.
@@ -46,7 +47,8 @@ RECORD = np.dtype(
     ('start_time', '<f8'),  # The learner was given its snapshot.
     ('compute_time', '<f8'),  # A duration, measured by the learner.
     ('arrive_time', '<f8'),  # The server had received the gradient.
-    ('release_time', '<f8'),  # The server let the learner go on.
+    # The server let the learner go on; of a FETCH, it sent the weights.
+    ('release_time', '<f8'),
   ]
 )
 

@@ -30,13 +30,14 @@ class Summary:
   num_learners: int
   num_gradients: int
   num_updates: int
+  num_missing: int  # Asked for, but all learners were gone for good.
   num_void: int  # Gradients that were lost with a server; in nothing else here.
   num_restarts: int
   clock: int  # The server's, at the end.
   duration: float  # In seconds.
   gradients_per_second: float  # Received, whatever became of them.
   updates_per_second: float
-  speedup: float  # In applied gradients, against one learner.
+  speedup: float  # In applied gradients, against the fastest learner alone.
   fates: dict[protocols.Fate, int]
   shares: dict[protocols.Fate, float]
   staleness: statistics.StalenessSummary  # Of applied gradients.
@@ -58,6 +59,9 @@ def summarize(trace: _trace.Trace) -> Summary:
   Returns:
     A summary.
 
+  Raises:
+    TraceError: if records hold what no run can have left.
+
   Examples:
     >>> from jasgd import traces
     >>> trace = traces.Trace(
@@ -69,6 +73,7 @@ def summarize(trace: _trace.Trace) -> Summary:
     >>> print(f'{summary.staleness.mean:.2f}', summary.num_updates)
     0.67 3
   """
+  _check_records(trace)
   fates = statistics.count_fates(trace)
   lead = statistics.measure_lead(trace)
   is_applied = trace.fate == protocols.Fate.APPLIED
@@ -78,6 +83,7 @@ def summarize(trace: _trace.Trace) -> Summary:
     num_learners=statistics.count_learners(trace),
     num_gradients=trace.num_gradients,
     num_updates=trace.num_updates,
+    num_missing=int(trace.header.get('num_missing') or 0),
     num_void=int(np.count_nonzero(is_gradient)) - trace.num_gradients,
     num_restarts=int(np.count_nonzero(kinds == _schema.Kind.RESTART)),
     clock=statistics.get_clock(trace),
@@ -132,7 +138,7 @@ def format_summary(summary: Summary, max_learners: int = 10) -> str:
       dropped stale      1   25.0%
     updates    3: 0.75 per second
     staleness  mean 0.67, std 0.47, min 0, 50% 1, 95% 1, 99% 1, max 1
-    speed-up   0.75 with 2 learners
+    speed-up   0.75 with 2 learners, against the fastest of them alone
     lead       at most 1 steps, 0 at the end
     learner  gradients  applied  staleness   max  busy  waiting  communication
           0          2        2       0.50     1   50%       0%             0%
@@ -157,11 +163,17 @@ def format_summary(summary: Summary, max_learners: int = 10) -> str:
     f'{summary.updates_per_second:.4g} per second',
     f'staleness  mean {staleness.mean:.2f}, std {staleness.std:.2f}, '
     f'min {staleness.min:.0f}, {percentiles}, max {staleness.max:.0f}',
-    f'speed-up   {summary.speedup:.4g} with {summary.num_learners} learners',
+    f'speed-up   {summary.speedup:.4g} with {summary.num_learners} learners, '
+    'against the fastest of them alone',
     f'lead       at most {summary.max_lead} steps, {summary.final_lead} at the '
     'end',
   ]
   lines += _format_traffic(summary.learners.traffic)
+  if summary.num_missing:
+    lines.append(
+      f'missing    {summary.num_missing} more gradients were asked for, but '
+      'all learners were gone'
+    )
   if summary.num_restarts:
     lines.append(
       f'restarts   {summary.num_restarts}, which lost {summary.num_void} '
@@ -174,6 +186,23 @@ def format_summary(summary: Summary, max_learners: int = 10) -> str:
       f'{summary.in_flight_read_clock.max()} of {summary.clock}'
     )
   return '\n'.join(lines + _format_learners(summary, max_learners))
+
+
+def _check_records(trace: _trace.Trace) -> None:
+  """Raises a TraceError for numbers that no run can have left."""
+  kinds = trace.records['kind']
+  is_applied = trace.fate == protocols.Fate.APPLIED
+  staleness = trace.staleness[is_applied]
+  for what, values, end in (
+    ('kind', kinds, len(_schema.Kind)),
+    ('fate', trace.fate, len(protocols.Fate)),
+    ('staleness of an applied gradient', staleness, statistics.MAX_STALENESS),
+  ):
+    if len(values) and not 0 <= values.min() <= values.max() < end:
+      raise _schema.TraceError(
+        f'The {what} must be from 0 to {end - 1}, got {values.min()} to '
+        f'{values.max()}: the records are damaged.'
+      )
 
 
 def _summarize_learners(trace: _trace.Trace) -> LearnerSummary:
@@ -207,7 +236,7 @@ def _format_traffic(traffic: statistics.Traffic) -> list[str]:
       ('received', traffic.sent),
       ('sent', traffic.received),
     )
-    if num_bytes is not None
+    if num_bytes is not None and num_bytes.any()
   ]
   return [f'server     {", ".join(parts)}'] if parts else []
 

@@ -71,7 +71,8 @@ class Trace:
     Args:
       path: Where the file is.
       allow_truncated: Whether the file may end within a record, because its
-        writer was killed or is still at work. That record is left out.
+        writer was killed or is still at work, or have fewer records than were
+        saved. What is not whole is left out.
 
     Returns:
       The trace.

@@ -9,10 +9,15 @@ import dataclasses
 import numpy as np
 
 from jasgd import protocols
+from jasgd.traces import _lead
 from jasgd.traces import _schema
 from jasgd.traces import _trace
+from jasgd.traces import _waits
 
 PERCENTILES = (50, 95, 99)
+# More learners, or updates between two, than any run has: a record with such a
+# number is no record, and arrays of that length would not fit in memory.
+MAX_LEARNERS = MAX_STALENESS = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +60,9 @@ def count_learners(trace: _trace.Trace) -> int:
   Returns:
     A number that is above the id of each learner in the trace.
 
+  Raises:
+    TraceError: if a learner's number is negative, or there are over 2^24.
+
   Examples:
     >>> from jasgd import traces
     >>> trace = traces.Trace(traces.make_records(learner=[0, 2]))
@@ -62,9 +70,23 @@ def count_learners(trace: _trace.Trace) -> int:
     3
   """
   num_learners = int(trace.header.get('num_learners') or 0)
-  for learner in (trace.learner, trace.in_flight['learner']):
+  events = trace.events
+  is_learners = events['kind'] != _schema.Kind.RESTART
+  for learner in (
+    trace.learner,
+    trace.in_flight['learner'],
+    events['learner'][is_learners],
+  ):
     if len(learner):
+      if learner.min() < 0:
+        raise _schema.TraceError(
+          f'A learner has a number of at least 0, got {learner.min()}.'
+        )
       num_learners = max(num_learners, int(learner.max()) + 1)
+  if not 0 <= num_learners <= MAX_LEARNERS:
+    raise _schema.TraceError(
+      f'There are at most {MAX_LEARNERS} learners, got {num_learners}.'
+    )
   return num_learners
 
 
@@ -166,9 +188,10 @@ def measure_times(trace: _trace.Trace) -> LearnerTimes:
   """Where each learner's time went.
 
   From the snapshot to the release of a learner, its time is computing, or
-  waiting at the server (release - arrival), or else communication, with the
-  queues on the way. Times that are not known (NaN) count as 0. `idle` is all
-  time without computing: also that before a learner came and after it went.
+  waiting at the server (to what `traces.find_wait_ends` says), or else
+  communication, with the queues on the way. Times that are not known (NaN)
+  count as 0. `idle` is all time without computing: also that before a learner
+  came and after it went.
 
   Args:
     trace: A trace.
@@ -191,7 +214,9 @@ def measure_times(trace: _trace.Trace) -> LearnerTimes:
   busy = _sum_by_learner(trace, compute_time)
   return LearnerTimes(
     busy=busy,
-    waiting=_sum_by_learner(trace, trace.wait_time),
+    waiting=_sum_by_learner(
+      trace, _waits.find_wait_ends(trace) - trace.arrive_time
+    ),
     communication=_sum_by_learner(trace, communication),
     idle=np.maximum(trace.duration - busy, 0),
   )
@@ -201,8 +226,9 @@ def count_bytes(trace: _trace.Trace) -> Traffic:
   """What each learner sent and received.
 
   Each gradient is a push. Each recorded fetch is a pull; where none are, a
-  learner pulls for every gradient, those in flight too. What they weigh is in
-  the header, as `bytes_per_push` and `bytes_per_pull`.
+  learner pulls for every gradient: for those in flight too, and for those that
+  were lost with a learner, as the record of its leave tells. What they weigh is
+  in the header, as `bytes_per_push` and `bytes_per_pull`.
 
   Args:
     trace: A trace.
@@ -224,8 +250,12 @@ def count_bytes(trace: _trace.Trace) -> Traffic:
   fetches = events['learner'][events['kind'] == _schema.Kind.FETCH]
   num_pulls = np.bincount(fetches, minlength=num_learners)
   if not len(fetches):
+    is_lost = (events['kind'] == _schema.Kind.LEAVE) & (
+      events['read_clock'] >= 0
+    )
+    unseen = (trace.in_flight['learner'], events['learner'][is_lost])
     num_pulls = num_pushes + np.bincount(
-      trace.in_flight['learner'], minlength=num_learners
+      np.concatenate(unseen), minlength=num_learners
     )
   push, pull = map(trace.header.get, ('bytes_per_push', 'bytes_per_pull'))
   return Traffic(
@@ -237,8 +267,8 @@ def count_bytes(trace: _trace.Trace) -> Traffic:
 def measure_lead(trace: _trace.Trace) -> np.ndarray:
   """By how many steps the fastest learner led the slowest, all along.
 
-  Steps are counted from 0 in this trace; a learner that is not there (yet, or
-  any more) stays at the number that it had.
+  Of those who were there: steps are counted from 0 in this trace, and those of
+  a learner that joins from the number that the slowest has then.
 
   Args:
     trace: A trace.
@@ -252,29 +282,21 @@ def measure_lead(trace: _trace.Trace) -> np.ndarray:
     >>> traces.statistics.measure_lead(trace)
     array([1, 2, 1, 0])
   """
-  learner = np.ascontiguousarray(trace.learner)
-  num_gradients = len(learner)
-  if not num_gradients:
-    return np.zeros(0, np.int64)
-  totals = np.bincount(learner, minlength=count_learners(trace))
-  order = np.argsort(learner, kind='stable')
-  first = np.cumsum(totals) - totals
-  rank = np.empty(num_gradients, np.int64)
-  rank[order] = np.arange(num_gradients) - np.repeat(first, totals)
-  fastest = np.maximum.accumulate(rank + 1)
-  # The slowest completes its k-th step when the last learner to do so does.
-  position = np.flatnonzero(rank < totals.min())
-  completed = np.zeros(totals.min(), np.int64)
-  np.maximum.at(completed, rank[position], position)
-  slowest = np.cumsum(np.bincount(completed, minlength=num_gradients))
-  return fastest - slowest
+  num_learners = count_learners(trace)
+  kinds = trace.events['kind']
+  is_member = (kinds == _schema.Kind.JOIN) | (kinds == _schema.Kind.LEAVE)
+  if is_member.any() or np.any(trace.fate == protocols.Fate.DROPPED_GONE):
+    records = np.asarray(trace.records)[~trace.is_void]
+    return _lead.follow_lead(records, num_learners)
+  return _lead.count_lead(np.ascontiguousarray(trace.learner), num_learners)
 
 
 def measure_speedup(trace: _trace.Trace) -> float:
-  """How many learners' worth of applied work was done at a time.
+  """How much faster gradients came than from one learner alone.
 
-  The time that one learner, which never waits, would compute for the gradients
-  that were applied, divided by the time that the run took.
+  speed-up = applied gradients per second * seconds per gradient of the fastest
+  learner, alone: one that never waits nor communicates. The fastest is the
+  one that computed the shortest on average.
 
   Args:
     trace: A trace.
@@ -285,14 +307,24 @@ def measure_speedup(trace: _trace.Trace) -> float:
   Examples:
     >>> from jasgd import traces
     >>> trace = traces.Trace(
-    ...   traces.make_records(learner=[0, 1], compute_time=3, arrive_time=4)
+    ...   traces.make_records(
+    ...     learner=[0, 1, 0], compute_time=[2, 5, 4], arrive_time=[2, 5, 6]
+    ...   )
     ... )
-    >>> traces.statistics.measure_speedup(trace)
+    >>> traces.statistics.measure_speedup(trace)  # Learner 0 alone: 3 s each.
     1.5
   """
-  is_applied = trace.fate == protocols.Fate.APPLIED
-  busy = float(np.nansum(trace.compute_time[is_applied]))
-  return divide(busy, trace.duration)
+  num_applied = int(np.count_nonzero(trace.fate == protocols.Fate.APPLIED))
+  is_known = ~np.isnan(trace.compute_time)
+  counts = np.bincount(trace.learner[is_known])
+  totals = np.bincount(
+    trace.learner[is_known], weights=trace.compute_time[is_known]
+  )
+  has_any = np.flatnonzero(counts)
+  if not len(has_any):
+    return float('nan')
+  fastest = float(np.min(totals[has_any] / counts[has_any]))
+  return divide(num_applied * fastest, trace.duration)
 
 
 def divide(numerator: float, denominator: float) -> float:

@@ -36,7 +36,8 @@ TIMES = {
 
 def test_every_protocol_has_a_name():
   public = set(protocols.__all__) - {
-    *('Decision', 'Fate', 'Protocol', 'check_count', 'ramp_up')
+    *('Decision', 'Fate', 'Protocol'),
+    *('check_count', 'check_number', 'ramp_up'),
   }
   assert set(PROTOCOLS) == public
 
@@ -140,7 +141,8 @@ def test_all_problems_are_named_at_once():
     "Unknown protocol 'hardsink'. Known: asynchronous, backup",
     "time 'normal' does not take arguments (1.0, 2.0, 3.0)",
     'latency must be finite and at least 0, got -1.0',
-    'A failure is given as (time, learner, until), got (1.0,)',
+    'A failure is given as (time, learner, until)',
+    'for the learner, got (1.0,)',
     'num_gradients must be at least 1, got 0',
   ):
     assert problem in str(caught.value)
@@ -166,6 +168,19 @@ def test_all_problems_are_named_at_once():
         time=experiment.TimeConfig(speeds=(1.0, 2.0))
       ),
       'There are 2 speeds, but 16 learners',
+    ),
+    (
+      experiment.SimulationConfig(
+        failures=experiment.FailureConfig(given=((1.0, 0.5),))
+      ),
+      r'a whole number for the learner, got \(1.0, 0.5\)',
+    ),
+    (
+      experiment.SimulationConfig(
+        protocol=experiment.ProtocolConfig(name='rennala', ramp_up=5),
+        overlap=True,
+      ),
+      'With overlap a learner pulls before',
     ),
     (
       experiment.NodeSimulationConfig(
@@ -200,3 +215,13 @@ def test_all_problems_are_named_at_once():
 def test_what_cannot_be_is_refused_before_any_work(config, message):
   with pytest.raises(ValueError, match=message):
     config.validate()
+
+
+def test_traffic_is_told_if_a_size_was_given():
+  for size, is_told in ((1, False), (1000, True)):
+    config = experiment.SimulationConfig(
+      network=experiment.NetworkConfig(num_parameters=size), num_gradients=100
+    )
+    text = str(traces.summarize(config.simulate()))
+    assert ('server     received 0.4 MB' in text) == is_told
+    assert ('received' in text) == is_told

@@ -64,7 +64,11 @@ def test_the_number_of_nodes_must_fit_the_topology(strategy):
     (lambda: gossip.Elastic(rate=0), 'rate must be above 0'),
     (lambda: gossip.Elastic(rate=1.1), 'at most 1, got 1.1'),
     (lambda: gossip.Elastic(rate=float('nan')), 'at most 1, got nan'),
+    (lambda: gossip.Elastic(rate='x'), "rate must be a number, got 'x'"),
+    (lambda: gossip.Elastic(rate=None), 'rate must be a number, got None'),
     (lambda: gossip.Pull(peers='friends'), "Unknown peers 'friends'. Known"),
+    (lambda: gossip.Pull(peers=None), 'Unknown peers None. Known'),
+    (lambda: gossip.Push(peers=3), 'Unknown peers 3. Known'),
     (
       lambda: gossip.Pairs(peers=gossip.ring(5)).check(5),
       'one peer per node and round, got ring with 2',
@@ -80,3 +84,10 @@ def test_what_cannot_be(build, message):
 def test_counts_may_be_of_numpy(number):
   assert gossip.ring(number).num_nodes == 4
   assert gossip.draw_peers('matching', number, number).shape == (4, 4)
+
+
+@every_strategy
+def test_the_period_comes_first(strategy):
+  assert strategy(4).period == 4
+  for name, value in STRATEGIES[strategy].items():
+    assert getattr(strategy(4, value), name) == value

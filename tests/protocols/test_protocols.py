@@ -25,6 +25,21 @@ PROTOCOLS = {
   'ramp_up, hardsync': lambda: protocols.ramp_up(protocols.hardsync(), 6),
   'ramp_up, ssp': lambda: protocols.ramp_up(protocols.ssp(1), 6),
 }
+REPRS = {
+  'hardsync': 'hardsync()',
+  'backup': 'backup(num_backups=2)',
+  'softsync, 1': 'softsync(n=1)',
+  'softsync, 3': 'softsync(n=3)',
+  'asynchronous': 'asynchronous()',
+  'constant_delay': 'constant_delay(delay=4)',
+  'downpour': 'downpour(n_push=2, n_fetch=4)',
+  'ssp, 0': 'ssp(s=0)',
+  'ssp, 2': 'ssp(s=2)',
+  'rennala': 'rennala(s=3)',
+  'ringmaster': 'ringmaster(r=2)',
+  'ramp_up, hardsync': 'ramp_up(protocol=hardsync(), num_updates=6)',
+  'ramp_up, ssp': 'ramp_up(protocol=ssp(s=1), num_updates=6)',
+}
 NUM_LEARNERS = 5
 every_protocol = pytest.mark.parametrize(
   'make', [pytest.param(make, id=name) for name, make in PROTOCOLS.items()]
@@ -181,6 +196,23 @@ def test_ssp_holds_the_fast_ones():
   assert 0 in world.read_clock
 
 
+def test_a_joiner_of_ssp_starts_at_the_slowest():
+  world = World(protocols.ssp(1))
+  world.leave(4)
+  for _ in range(3):
+    for learner in range(4):
+      world.push(learner)
+  world.join(4)  # As if it had made 3 steps.
+  for _ in range(2):
+    world.push(0)
+    assert (0 in world.read_clock) == (world.step[0] == 4)
+  for learner in range(1, 4):
+    world.push(learner)
+  assert 0 not in world.read_clock  # It waits for the joiner's fourth.
+  world.push(4)
+  assert 0 in world.read_clock
+
+
 def test_rennala_takes_gradients_of_the_current_clock_only():
   world = World(protocols.rennala(2))
   world.push(0)
@@ -220,7 +252,7 @@ def test_ramp_up_lets_learners_in_one_by_one():
   [
     (lambda: protocols.softsync(0), 'n must be .* at least 1, got 0'),
     (lambda: protocols.softsync(2.5), r'n must be a whole .* got 2\.5'),
-    (lambda: protocols.backup(-1), 'num_backups must be .* got -1'),
+    (lambda: protocols.backup(0), 'num_backups must be .* at least 1, got 0'),
     (lambda: protocols.ssp(-1), 's must be .* at least 0, got -1'),
     (lambda: protocols.downpour(0, 3), 'n_push must be .* at least 1, got 0'),
     (lambda: protocols.downpour(2, 0), 'n_fetch must be .* at least 1, got 0'),
@@ -232,8 +264,108 @@ def test_ramp_up_lets_learners_in_one_by_one():
       lambda: protocols.asynchronous().on_push(3, 0, 0),
       'Learner 3 pushed step 0 and is not there',
     ),
+    (
+      lambda: protocols.ramp_up(protocols.asynchronous, 3),
+      'ramp_up takes a protocol .* got <class',
+    ),
+    (
+      lambda: protocols.ramp_up(
+        protocols.ramp_up(protocols.hardsync(), 3), num_updates=4
+      ),
+      r'none itself.* got ramp_up\(protocol=hardsync\(\), num_updates=3\)',
+    ),
   ],
 )
 def test_what_cannot_be(build, message):
   with pytest.raises(ValueError, match=message):
     build()
+
+
+def test_ramp_up_lets_those_who_come_back_keep_their_turn():
+  """The turns are at clock 0, 2, 4, 6 and 8."""
+  world = World(protocols.ramp_up(protocols.asynchronous(), 10))
+  for _ in range(4):
+    world.leave(1)
+    world.join(1)
+  for _ in range(2):
+    assert set(world.read_clock) == {0}
+    world.push(0)
+  assert set(world.read_clock) == {0, 1}
+  world.leave(1)
+  world.join(1)  # Its turn has come: it is let in at once.
+  assert set(world.read_clock) == {0, 1}
+
+
+@pytest.mark.parametrize('name', PROTOCOLS)
+def test_repr_is_how_it_is_called(name):
+  assert repr(PROTOCOLS[name]()) == REPRS[name]
+
+
+@pytest.mark.parametrize('name', PROTOCOLS)
+def test_only_states_of_an_equal_protocol_are_restored(name):
+  protocol = PROTOCOLS[name]()
+  protocol.init(NUM_LEARNERS)
+  state = protocol.save()
+  for other_name, make in PROTOCOLS.items():
+    if other_name == name:
+      make().restore(state)
+    else:
+      with pytest.raises(ValueError, match=r'no state of|The state is of'):
+        make().restore(state)
+  for key in state:
+    rest = {other: state[other] for other in state if other != key}
+    message = rf'no state of {name.split(",")[0]}.*: it has no {key}\.'
+    with pytest.raises(ValueError, match=message):
+      protocol.restore(rest)
+  assert protocol.save() == state
+
+
+def test_other_arguments_are_another_protocol():
+  protocol = protocols.softsync(2)
+  protocol.init(NUM_LEARNERS)
+  message = r'of softsync\(n=2\), and cannot be restored into softsync\(n=3\)'
+  with pytest.raises(ValueError, match=message):
+    protocols.softsync(3).restore(protocol.save())
+
+
+@every_protocol
+def test_a_read_clock_is_from_0_to_the_clock(make):
+  for read_clock in (-1, 1):
+    protocol = make()
+    protocol.init(NUM_LEARNERS)
+    before = protocol.save()
+    message = f'read_clock={read_clock}; it must be from 0 to the clock, 0'
+    with pytest.raises(ValueError, match=message):
+      protocol.on_push(0, 0, read_clock)
+    assert protocol.save() == before
+
+
+@pytest.mark.parametrize(
+  ('make', 'learner'),
+  [
+    (protocols.hardsync, 0),
+    (lambda: protocols.backup(1), 0),
+    (lambda: protocols.ssp(0), 0),
+    (lambda: protocols.ramp_up(protocols.asynchronous(), 10), 4),
+  ],
+)
+def test_a_held_learner_does_not_push(make, learner):
+  world = World(make())
+  world.push(0)
+  before = world.protocol.save()
+  with pytest.raises(ValueError, match=f'Learner {learner} .* is held back'):
+    world.protocol.on_push(learner, 1, 0)
+  assert world.protocol.save() == before
+
+
+@every_protocol
+def test_what_a_ramp_up_hands_on(make):
+  inside = make()
+  if isinstance(inside, protocols.ramp_up):
+    return
+  outside = protocols.ramp_up(inside, 5)
+  for name in (
+    *('steps_per_push', 'steps_per_fetch'),
+    *('needs_current_clock', 'needs_equal_times'),
+  ):
+    assert getattr(outside, name) == getattr(inside, name)

@@ -6,6 +6,7 @@ import pytest
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
+from tests.simulation import cases
 
 
 def test_downpour_fetches_every_so_often():
@@ -70,3 +71,36 @@ def test_a_push_and_a_fetch_at_once_need_no_record_of_their_own():
   assert not len(trace.events)
   np.testing.assert_allclose(trace.compute_time, 3.0)
   assert trace.header['steps_per_push'] == trace.header['steps_per_fetch'] == 3
+
+
+@cases.every_network
+@pytest.mark.parametrize(
+  ('n_push', 'n_fetch'), [(1, 2), (2, 1), (2, 3), (3, 2), (1, 5)]
+)
+@pytest.mark.parametrize('mean_up', [0.0, 15.0])
+def test_weights_are_sent_once_they_are_there(
+  network_name, n_push, n_fetch, mean_up
+):
+  """No fetch is answered before the push that made its clock is worked in."""
+  failures = []
+  if mean_up:
+    failures = simulation.draw_failures(5, 50.0, mean_up, 2.0, seed=1)
+  network = cases.NETWORKS[network_name]
+  if network_name != 'free':  # A server that is busy most of the time.
+    network = network._replace(server_time=0.3)
+  trace = simulation.simulate(
+    protocols.downpour(n_push, n_fetch),
+    num_learners=5,
+    num_gradients=200,
+    compute=cases.TIMES['exponential'],
+    network=network,
+    failures=failures,
+  )
+  made_at = np.zeros(trace.num_updates + 1)
+  is_applied = trace.apply_clock >= 0
+  made_at[trace.apply_clock[is_applied] + 1] = trace.release_time[is_applied]
+  fetches = trace.events[trace.events['kind'] == traces.Kind.FETCH]
+  assert len(fetches) > 30
+  assert np.all(fetches['release_time'] >= made_at[fetches['read_clock']])
+  # The outgoing link serves in the order of time.
+  assert np.all(np.diff(fetches['release_time']) >= 0)

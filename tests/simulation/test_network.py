@@ -115,3 +115,88 @@ def test_shards_divide_the_time_of_an_update():
     )
     rate = 100 / (trace.release_time[399] - trace.release_time[299])
     np.testing.assert_allclose(rate, 2 * num_shards)
+
+
+def test_bytes_are_those_of_the_wires_dtype():
+  """1,000 parameters in bfloat16 at 1 kB/s: two seconds on the wire."""
+  network = simulation.make_network(
+    1000, bytes_per_parameter=2, bandwidth=1000.0
+  )
+  assert network.bytes_per_push == network.bytes_per_pull == 2000.0
+  trace = simulation.simulate(
+    protocols.asynchronous(), num_learners=1, num_gradients=2, network=network
+  )
+  assert trace.arrive_time.tolist() == [5.0, 10.0]
+
+
+def test_equal_times_on_a_shared_link_go_by_learner():
+  """All are done at once, each time; the link takes one after the other."""
+  trace = simulation.simulate(
+    protocols.hardsync(),
+    num_learners=4,
+    num_gradients=12,
+    network=simulation.Network(server_bandwidth=10.0, bytes_per_push=10.0),
+  )
+  assert trace.learner.tolist() == [0, 1, 2, 3] * 3
+  np.testing.assert_allclose(trace.arrive_time[:4], [2, 3, 4, 5])
+
+
+def test_in_flight_are_those_too_who_wait_for_the_link():
+  """Computed at 1; one is received by 2, one is on the link, and two wait."""
+  trace = simulation.simulate(
+    protocols.asynchronous(),
+    num_learners=4,
+    num_gradients=1,
+    network=simulation.Network(server_bandwidth=10.0, bytes_per_push=10.0),
+  )
+  assert trace.learner.tolist() == [0]
+  assert trace.in_flight.tolist() == [
+    (0, 1, 1, 2.0),
+    (1, 0, 0, 0.0),
+    (2, 0, 0, 0.0),
+    (3, 0, 0, 0.0),
+  ]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'num_shards': 1.5}, 'num_shards must be a whole number.* got 1.5'),
+    ({'num_shards': 0}, 'num_shards must be .* at least 1, got 0'),
+    ({'latency': 'fast'}, "latency must be a number, got 'fast'"),
+    ({'bandwidth': None}, 'bandwidth must be a number, got None'),
+    ({'bandwidth': 0.0}, 'bandwidth must be above 0, got 0.0'),
+    ({'server_time': '1'}, "server_time must be a number, got '1'"),
+    (
+      {'bytes_per_push': 1e300, 'bandwidth': 1e-10},
+      r'bytes_per_push=1e\+300 take no finite time with bandwidth=1e-10',
+    ),
+    (
+      {'bytes_per_pull': 1e300, 'server_bandwidth': 1e-10},
+      r'bytes_per_pull=1e\+300 take no finite time',
+    ),
+    (
+      {
+        'server_time': simulation.with_speeds(
+          simulation.constant(1.0), [1.0, 2.0]
+        )
+      },
+      'server_time must be a time model for one.*There are 2 speeds',
+    ),
+  ],
+)
+def test_networks_that_cannot_be(changes, message):
+  with pytest.raises(ValueError, match=message):
+    simulation.simulate(
+      protocols.asynchronous(),
+      num_learners=2,
+      num_gradients=5,
+      network=simulation.Network(**changes),
+    )
+
+
+@pytest.mark.parametrize('bytes_per_parameter', [0, 0.5])
+def test_a_parameter_has_a_byte(bytes_per_parameter):
+  message = 'bytes_per_parameter must be a whole number of at least 1, got 0'
+  with pytest.raises(ValueError, match=message):
+    simulation.make_network(9, bytes_per_parameter=bytes_per_parameter)

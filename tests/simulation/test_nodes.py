@@ -167,3 +167,34 @@ def test_records_are_packed_on_the_way(name, monkeypatch):
   monkeypatch.setattr(_node_records.Records, 'MAX_ROWS', 10)
   packed = node_cases.run(name, 'slow')
   np.testing.assert_array_equal(packed.records, whole.records)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ({'seed': 2**64}, r'seed must be below 2\*\*64'),
+    ({'failures': [(1.0, 0.5)]}, 'learner of a failure must be a whole'),
+    (
+      {'compute': simulation.with_speeds(simulation.constant(1.0), [1.0] * 3)},
+      'There are 3 speeds, but 4 learners',
+    ),
+    (
+      {'network': simulation.Network(num_shards=1.5)},
+      'num_shards must be a whole number',
+    ),
+  ],
+)
+def test_arguments_as_those_of_simulate(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    simulation.simulate_nodes(
+      gossip.Pull(), **{'num_nodes': 4, 'num_steps': 3, **arguments}
+    )
+
+
+def test_the_header_says_how_it_was_made():
+  trace = simulation.simulate_nodes(
+    gossip.Pull(2), num_nodes=4, num_steps=3, failures=[(1.5, 2)]
+  )
+  assert trace.header['numpy'] == np.__version__
+  assert trace.header['num_failures'] == 1
+  assert trace.header['network'] == simulation.Network().to_header()

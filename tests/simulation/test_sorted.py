@@ -97,3 +97,16 @@ def test_very_unequal_learners_are_not_sorted():
   arguments = (protocols.asynchronous(), 100, 20_000, time, 0, False)
   assert _sorted.simulate_sorted(*arguments) is None
   _check_same(protocols.asynchronous, 100, 20_000, time, 0, overlap=False)
+
+
+def test_steps_are_added_one_by_one():
+  """numpy's sum is pairwise from 8 on, where it can be."""
+  for num_learners in (1, 2, 5):
+    _check_same(
+      lambda: protocols.downpour(9, 9),
+      num_learners,
+      200,
+      cases.TIMES['lognormal'],
+      seed=3,
+      overlap=False,
+    )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jasgd import protocols
 from jasgd import simulation
 from tests.simulation import cases
 
@@ -54,9 +55,82 @@ def test_mean_times(time, mean):
       lambda: simulation.with_slow_spells(simulation.constant(), 5, 6, 2),
       'length must be from 0 to period=5, got 6',
     ),
-    (lambda: simulation.make_network(0), 'num_parameters must be at least 1'),
+    (
+      lambda: simulation.with_slow_spells(simulation.constant(), 5.5, 2, 2),
+      'period must be a whole number of at least 1, got 5.5',
+    ),
+    (
+      lambda: simulation.with_slow_spells(simulation.constant(), 5, 2.5, 2),
+      'length must be a whole number of at least 0, got 2.5',
+    ),
+    (lambda: simulation.constant('1'), "mean must be a number, got '1'"),
+    (lambda: simulation.constant(None), 'mean must be a number, got None'),
+    (lambda: simulation.gamma(1, True), 'shape must be a number, got True'),
+    (lambda: simulation.make_network(0), 'num_parameters must be .* got 0'),
   ],
 )
 def test_bad_times(build, message):
   with pytest.raises(ValueError, match=message):
     build()
+
+
+# Entries (3, 0) and (3, 4), and of another block (4000, 0) and (4000, 4).
+PINNED = {
+  'constant': (1, 1, 1, 1),
+  'normal': (1.07608642079, 1.45239183368, 0.622686345604, 1.10119491016),
+  'lognormal': (0.98446757509, 4.43517615715, 0.160533181801, 1.08847718415),
+  'exponential': (
+    *(0.141692085317, 2.98954921523),
+    *(0.528465511881, 0.000451284696209),
+  ),
+  'gamma': (1.32172922531, 1.4401224895, 1.50951497386, 1.00807474942),
+  'pareto': (1.05831374424, 3.30626676097, 1.23538937619, 1.00018053017),
+  'recorded': (1, 1, 2, 2),
+  'slow minority': (
+    *(1.07608642079, 7.26195916842),
+    *(0.622686345604, 5.50597455081),
+  ),
+  'slow spells': (3, 1, 3, 1),
+}
+
+
+@cases.every_time
+def test_same_on_every_machine(name):
+  """Whoever changes these numbers changes all runs."""
+  time = cases.TIMES[name]
+  drawn = [time.table(2024, step, 1, 5)[0, [0, 4]] for step in (3, 4000)]
+  np.testing.assert_allclose(np.ravel(drawn), PINNED[name], rtol=1e-10)
+
+
+def test_normal_is_truncated_not_reflected():
+  """Of N(1, 1) above 0 the mean is 1 + phi(1) / Phi(1) = 1.2876."""
+  times = simulation.normal(1.0, 1.0).table(0, 0, 20_000, 20)
+  np.testing.assert_allclose(times.mean(), 1.2876, rtol=0.005)
+
+
+@pytest.mark.parametrize(
+  ('time', 'expected'),
+  [
+    (simulation.constant(1e-300), 1e-12),
+    (simulation.constant(1e300), 1e12),
+    (simulation.with_speeds(simulation.constant(1.0), [1e300]), 1e-12),
+    (simulation.lognormal(1.0, 1e4), 1e-12),
+    (simulation.pareto(1e308, 0.01), 1e12),
+  ],
+)
+def test_time_advances_and_stays_finite(time, expected):
+  with np.errstate(over='ignore', under='ignore', invalid='raise'):
+    table = time.table(0, 0, 3, 1)
+    np.testing.assert_array_equal(table, expected)
+    trace = simulation.simulate(
+      protocols.asynchronous(), num_learners=1, num_gradients=20, compute=time
+    )
+  assert np.all(np.diff(trace.arrive_time) > 0)
+  assert np.all(np.isfinite(trace.arrive_time))
+
+
+def test_seeds_of_64_bits_differ():
+  tables = [
+    simulation.normal().table(seed, 0, 1, 4) for seed in (2**63, 2**64 - 1)
+  ]
+  assert np.all(tables[0] != tables[1])

@@ -114,8 +114,12 @@ def test_every_cut_of_a_file(path):
       )
       with pytest.raises(traces.TraceError, match=message):
         traces.Trace.load(path)
+    elif whole < 3:
+      message = f'truncated: {whole} of its 3 records .*allow_truncated'
+      with pytest.raises(traces.TraceError, match=message):
+        traces.Trace.load(path)
     else:
-      assert traces.Trace.load(path) == trace[:whole]
+      assert traces.Trace.load(path) == trace
 
 
 def test_every_flipped_byte_of_the_header_is_noticed(path):
@@ -142,6 +146,8 @@ def test_what_is_not_a_trace(path):
   with pytest.raises(traces.TraceError, match='not a trace but a folder'):
     traces.Trace.load(path.parent)
   path.write_text('a,b\n1,2\n')
+  with pytest.raises(traces.TraceError, match='part of that path is a file'):
+    traces.Trace.load(path / 'trace')
   for open_it in (traces.Trace.load, traces.TraceWriter):
     with pytest.raises(traces.TraceError, match="begins with b'a,b"):
       open_it(path)
@@ -276,3 +282,18 @@ def test_reading_while_another_process_writes(path):
   child.communicate('\n', timeout=60)
   assert traces.Trace.load(path).step.tolist() == [0, 1, 2, 3]
   assert before.step.tolist() == [0, 1, 2]
+
+
+def test_a_saved_file_may_grow(path):
+  trace = _make_small_trace()
+  trace.save(path)
+  with traces.TraceWriter(path) as writer:
+    writer.append(trace.records[:2])
+  assert traces.Trace.load(path).step.tolist() == [1, 2, 3, 1, 2]
+
+
+def test_of_a_writers_file_the_number_is_not_known(path):
+  with traces.TraceWriter(path) as writer:
+    writer.append(traces.make_records(step=[1, 2, 3]))
+  os.truncate(path, path.stat().st_size - SIZE)
+  assert traces.Trace.load(path).step.tolist() == [1, 2]

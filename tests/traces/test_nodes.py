@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 
 import numpy as np
 import pytest
@@ -66,6 +67,22 @@ def test_saving_over_another_run_leaves_nothing_of_it(tmp_path):
   _simulate('elastic').save(tmp_path)
   trace = _simulate('pull')
   trace.save(tmp_path)
+  loaded = traces.NodeTrace.load(tmp_path)
+  np.testing.assert_array_equal(loaded.records, trace.records)
+
+
+def test_saving_looks_once_and_waits_once(tmp_path, monkeypatch):
+  """However many nodes there are: one sort, and one wait for the disk."""
+  trace = _simulate('elastic', num_nodes=30)
+  calls = []
+
+  def sync(descriptor):
+    calls.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+
+  monkeypatch.setattr(os, 'fsync', sync)
+  monkeypatch.setattr(traces.NodeTrace, 'of_node', None)
+  trace.save(tmp_path)
+  assert calls == [True]
   loaded = traces.NodeTrace.load(tmp_path)
   np.testing.assert_array_equal(loaded.records, trace.records)
 

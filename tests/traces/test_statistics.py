@@ -12,7 +12,7 @@ from jasgd import traces
 from jasgd.traces import statistics
 from tests.traces import cases
 
-APPLIED, PENDING, LATE, STALE, LOST, *_ = traces.Fate
+APPLIED, PENDING, LATE, STALE, LOST, GONE = traces.Fate
 examples = hypothesis.given(seed=cases.seeds)
 
 
@@ -56,10 +56,14 @@ def test_summary_equals_slow_loops(seed):
       python_statistics.pstdev(taus)
     )
     assert summary.staleness.percentiles[50] == python_statistics.median(taus)
-  known = [row['compute_time'] for row in applied]
-  busy = sum(filter(_is_known, known))
-  if trace.duration and _is_known(trace.duration):
-    assert summary.speedup == pytest.approx(busy / trace.duration)
+  times = {}
+  for row in rows:
+    if _is_known(row['compute_time']):
+      times.setdefault(row['learner'], []).append(row['compute_time'])
+  if times and trace.duration and _is_known(trace.duration):
+    alone = min(sum(own) / len(own) for own in times.values())
+    speedup = len(applied) / trace.duration * alone
+    assert summary.speedup == pytest.approx(speedup)
     assert summary.updates_per_second * trace.duration == pytest.approx(
       summary.num_updates
     )
@@ -100,7 +104,8 @@ def test_learners_equal_slow_loops(seed):
     for row in rows:
       if _is_known(row['start_time']):  # In these traces: all, or none.
         busy += row['compute_time']
-        waiting += row['release_time'] - row['arrive_time']
+        if row['fate'] != GONE:  # It was not there to wait.
+          waiting += row['release_time'] - row['arrive_time']
         communication += row['arrive_time'] - row['start_time']
         communication -= row['compute_time']
     assert times.busy[learner] == pytest.approx(busy)
@@ -112,19 +117,52 @@ def test_learners_equal_slow_loops(seed):
     assert learners.lag[learner] == max(counts) - len(rows)
     assert learners.traffic.sent[learner] == 12 * len(rows)
     num_pulls = len(rows) + sum(entry[0] == learner for entry in in_flight)
+    num_pulls += sum(
+      event['kind'] == traces.Kind.LEAVE and event['learner'] == learner
+      for event in trace.events  # In these traces all lose a gradient.
+    )
     if fetchers:
       num_pulls = fetchers.count(learner)
     assert learners.traffic.received[learner] == 10 * num_pulls
 
 
+def _follow_lead(trace):
+  """Steps of those who are there; who joins starts at the slowest's."""
+  told = [
+    record
+    for record in trace.records[~trace.is_void]
+    if record['kind'] <= traces.Kind.LEAVE
+  ]
+  first = {}
+  for record in told:
+    first.setdefault(int(record['learner']), record['kind'])
+  steps = {
+    learner: 0
+    for learner in range(statistics.count_learners(trace))
+    if first.get(learner) != traces.Kind.JOIN
+  }
+  slowest = 0  # It outlives the last one to leave.
+  leads = []
+  for record in told:
+    learner = int(record['learner'])
+    is_gradient = record['kind'] == traces.Kind.GRADIENT
+    is_there = is_gradient and record['fate'] != GONE
+    if record['kind'] == traces.Kind.LEAVE:
+      steps.pop(learner, None)
+    elif record['kind'] == traces.Kind.JOIN or is_there:
+      steps.setdefault(learner, slowest)
+    if is_there:
+      steps[learner] += 1
+    slowest = min(steps.values(), default=slowest)
+    if is_gradient:
+      leads.append(max(steps.values(), default=slowest) - slowest)
+  return leads
+
+
 @examples
 def test_lead_equals_a_slow_loop(seed):
   trace = cases.make_trace(seed)
-  steps = [0] * statistics.count_learners(trace)
-  expected = []
-  for learner in trace.learner:
-    steps[learner] += 1
-    expected.append(max(steps) - min(steps))
+  expected = _follow_lead(trace)
   assert statistics.measure_lead(trace).tolist() == expected
   summary = traces.summarize(trace)
   assert summary.max_lead == max(expected, default=0)
@@ -256,3 +294,69 @@ def test_public_names():
   for name in (*traces.__all__, 'statistics'):
     value = getattr(traces, name)
     assert value.__doc__ or isinstance(value, np.dtype)
+
+
+def test_the_speedup_is_against_the_fastest_learner():
+  """Learner 0 alone makes a gradient per second, and the two make 1.25."""
+  records = traces.make_records(
+    learner=[0, 0, 0, 1, 0],
+    start_time=[0, 1, 2, 0, 3],
+    compute_time=[1, 1, 1, 4, 1],
+    arrive_time=[1, 2, 3, 4, 4],
+    release_time=[1, 2, 3, 4, 4],
+  )
+  summary = traces.summarize(traces.Trace(records))
+  assert summary.speedup == 1.25
+  assert 'speed-up   1.25 with 2 learners, against the fastest of them' in str(
+    summary
+  )
+
+
+def test_waiting_that_never_ended():
+  """0 leaves at 5, 1 waits to the end at 9, 2 was gone, 3 is given weights."""
+  nan = float('nan')
+  trace = traces.Trace(
+    traces.make_records(
+      kind=[0, 0, 0, 0, 2, 3, 0],
+      fate=[PENDING, PENDING, GONE, APPLIED, 0, 0, APPLIED],
+      learner=[0, 1, 2, 3, 0, 0, 3],
+      step=[0, 0, 0, 0, 0, 4, 1],
+      start_time=[0, 0, 0, 0, 5, 0, 6],
+      arrive_time=[1, 2, 3, 4, 5, 0, 7],
+      release_time=[nan, nan, nan, nan, 5, 0, 9],
+    )
+  )
+  ends = traces.find_wait_ends(trace)
+  assert ends.tolist() == [5, 9, 3, 6, 9]
+  times = statistics.measure_times(trace)
+  assert times.waiting.tolist() == [4, 7, 0, 2 + 2]
+
+
+@pytest.mark.parametrize(
+  ('columns', 'message'),
+  [
+    ({'learner': [2**31 - 1]}, 'at most 16777216 learners, got 2147483648'),
+    ({'learner': [-1]}, 'a number of at least 0, got -1'),
+    ({'learner': [2**30], 'kind': 2}, 'at most 16777216 learners'),
+    ({'kind': [77]}, 'kind must be from 0 to 4, got 77 to 77'),
+    ({'fate': [0, 99]}, 'fate must be from 0 to 5, got 0 to 99'),
+    ({'apply_clock': [2**60]}, 'staleness .* must be from 0 to 16777215'),
+    ({'read_clock': [5]}, 'staleness .* must be from 0 .* got -5'),
+  ],
+)
+def test_records_of_nonsense(columns, message):
+  trace = traces.Trace(traces.make_records(**columns))
+  with pytest.raises(traces.TraceError, match=message):
+    traces.summarize(trace)
+
+
+def test_a_header_of_nonsense():
+  trace = traces.Trace(traces.make_records(), {'num_learners': 2**40})
+  with pytest.raises(traces.TraceError, match='at most 16777216 learners'):
+    traces.summarize(trace)
+
+
+def test_messages_without_bytes_are_not_told():
+  header = {'bytes_per_push': 0, 'bytes_per_pull': 0}
+  trace = traces.Trace(traces.make_records(), header)
+  assert 'server' not in str(traces.summarize(trace))

@@ -40,6 +40,7 @@ def test_paths():
     'metrics': 'run/metrics.jsonl',
     'provenance': 'run/provenance.json',
     'report': 'run/report.html',
+    'result': 'run/result.json',
     'tensorboard': 'run/tensorboard',
     'trace': 'run/trace',
   }

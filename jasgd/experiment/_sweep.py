@@ -1,0 +1,164 @@
+"""Sweeps: one run per cell of a grid, resumable, by any number of processes."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+from typing import Any
+
+from jasgd import workdir as workdirs
+from jasgd.experiment import _grid
+from jasgd.experiment import _train
+from jasgd.experiment import _training
+
+Row = dict[str, Any]
+
+
+def sweep(
+  config: _training.TrainingConfig,
+  grid: str,
+  workdir: str | os.PathLike[str],
+  *,
+  on_row: Callable[[Row], None] | None = None,
+) -> list[Row]:
+  """Trains every cell of a grid that is not done yet.
+
+  Each cell's result is a file of its own, written whole or not at all. A cell
+  that is being worked on is locked, and the lock goes with the process that
+  holds it, however that ends. So a sweep may be killed and started again, and
+  several processes may work on one folder: each takes what nobody else has.
+
+  Cells that share the task, the batch and the optimizer share a compilation:
+  rates, delays, seeds and traces are arguments of the compiled program.
+
+  Args:
+    config: What the cells have in common.
+    grid: As in `parse_grid`.
+    workdir: Where the results go.
+    on_row: Called with each row as it is done.
+
+  Returns:
+    The rows of all cells that are done, by whomever, in the order of the grid:
+    the fields of the cell, and the results.
+
+  Raises:
+    ValueError: before any work, if the grid or a cell's config makes no sense,
+      or the folder is of another sweep.
+  """
+  cells = _grid.list_cells(config, _grid.parse_grid(grid))
+  configs = [_grid.apply_cell(config, cell) for cell in cells]
+  _validate(cells, configs)
+  root = workdirs.open_workdir(
+    workdir, {'config': dataclasses.asdict(config), 'grid': grid}
+  ).root
+  (root / 'cells').mkdir(exist_ok=True)
+  jobs = sorted(
+    zip(cells, configs, strict=True), key=lambda job: _group_key(job[1])
+  )
+  for _, group in itertools.groupby(jobs, lambda job: _group_key(job[1])):
+    for cell, row in _train_group(root, list(group)):
+      if on_row is not None:
+        on_row({**cell, **row})
+  return read_rows(root, cells)
+
+
+def read_rows(root: pathlib.Path, cells: list[_grid.Cell]) -> list[Row]:
+  """The rows of the cells that are done."""
+  rows = []
+  for cell in cells:
+    path = _get_path(root, cell)
+    if path.exists():
+      rows.append({**cell, **workdirs.read_json(path)})
+  return rows
+
+
+def write_csv(path: str | os.PathLike[str], rows: list[Row]) -> None:
+  """Writes rows as a table, whole or not at all."""
+  columns = list(dict.fromkeys(name for row in rows for name in row))
+  part = pathlib.Path(f'{os.fspath(path)}.{os.getpid()}.part')
+  with open(part, 'w', newline='') as file:
+    writer = csv.DictWriter(file, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+  part.replace(path)
+
+
+def _train_group(
+  root: pathlib.Path,
+  jobs: list[tuple[_grid.Cell, _training.TrainingConfig]],
+) -> Iterator[tuple[_grid.Cell, Row]]:
+  """Trains cells that share a compilation."""
+  num_slots: int | None = None
+  for cell, config in jobs:
+    path = _get_path(root, cell)
+    if path.exists():
+      continue
+    with _lock(path.with_suffix('.lock')) as is_mine:
+      if not is_mine or path.exists():
+        continue
+      if num_slots is None:  # As many as the cell with the most needs.
+        num_slots = max(
+          config.make_plan(config.simulate()).num_slots for _, config in jobs
+        )
+      row = _train_cell(config, num_slots)
+      workdirs.write_json(path, row)
+    yield cell, row
+
+
+def _train_cell(config: _training.TrainingConfig, num_slots: int) -> Row:
+  """The result of one cell."""
+  run = _train.make_replay(config, config.simulate(), num_slots=num_slots)
+  metrics: dict[str, Any] = {}
+  while not run.is_done:
+    metrics = _train.measure_chunk(run, run.advance())
+  return {'clock': run.clock, **metrics, 'is_diverged': run.is_diverged}
+
+
+def _validate(
+  cells: list[_grid.Cell], configs: list[_training.TrainingConfig]
+) -> None:
+  """Raises one ValueError that names the problems of all cells."""
+  problems = []
+  for cell, config in zip(cells, configs, strict=True):
+    try:
+      config.validate()
+    except ValueError as error:
+      problems.append(f'{cell}: {error}')
+  if problems:
+    shown = '\n'.join(problems[:10])
+    raise ValueError(f'{len(problems)} cells cannot be:\n{shown}')
+
+
+def _group_key(config: _training.TrainingConfig) -> str:
+  """Equal for configs that share a compilation."""
+  settings = dataclasses.asdict(config)
+  for part, name in (('optimizer', 'rate'), ('protocol', 'delay')):
+    settings[part].pop(name)
+  settings.pop('seed')
+  return json.dumps(settings, sort_keys=True)
+
+
+def _get_path(root: pathlib.Path, cell: _grid.Cell) -> pathlib.Path:
+  """Where a cell's result goes."""
+  text = json.dumps(cell, sort_keys=True)
+  return (
+    root / 'cells' / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
+  )
+
+
+@contextlib.contextmanager
+def _lock(path: pathlib.Path) -> Iterator[bool]:
+  """Whether this process may work on what the file stands for."""
+  with open(path, 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      yield False
+      return
+    yield True

@@ -1,0 +1,231 @@
+"""Heat maps of sweeps."""
+
+from collections.abc import Mapping, Sequence
+import math
+import os
+from typing import Any, NamedTuple
+
+from matplotlib import axes as mpl_axes
+from matplotlib import cm
+from matplotlib import colors as mpl_colors
+from matplotlib import figure as mpl_figure
+from matplotlib import patches
+import numpy as np
+
+from jasgd.reports import _curves
+from jasgd.reports import _formats
+
+_MAX_COLUMNS = 3  # Panels side by side.
+_CELL = (0.52, 0.3)  # Inches.
+
+_Rows = Sequence[Mapping[str, Any]]
+
+
+class Cell(NamedTuple):
+  """What the runs of one cell gave."""
+
+  value: float | None  # The mean of those that are finite; None without any.
+  is_diverged: bool  # Whether any of them diverged.
+
+
+def plot_heat_map(
+  rows: _Rows,
+  path: str | os.PathLike[str],
+  *,
+  x: str,
+  y: str,
+  value: str = 'test/accuracy',
+  panels: str | None = None,
+) -> None:
+  """Draws the results of a sweep: a cell for each pair of settings.
+
+  The number in a cell is the mean over its runs (seeds, say). Brighter is
+  better. A cell without a run is hatched. A cross is on a cell with a run that
+  diverged: its value is not finite, or it has an `is_diverged` that is true.
+
+  Args:
+    rows: A dict for each run: settings by full path, such as
+      'optimizer.rate', and results. A run whose `value` is missing or None has
+      not come so far, and counts as none unless it diverged.
+    path: The file to write; its ending chooses the format.
+    x: The setting along the columns.
+    y: The setting along the rows.
+    value: The result to show.
+    panels: The setting that a panel is drawn for each value of; None: one
+      panel for all.
+
+  Raises:
+    ValueError: if there are no rows, or one lacks a setting.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> from jasgd import reports
+    >>> rows = [
+    ...   {'optimizer.rate': rate, 'task.batch': 64, 'test/accuracy': rate}
+    ...   for rate in (0.1, 0.2)
+    ... ]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   path = pathlib.Path(folder, 'sweep.png')
+    ...   reports.plot_heat_map(rows, path, x='task.batch', y='optimizer.rate')
+    ...   path.stat().st_size > 1000
+    True
+
+  References:
+    Jain et al., An analysis of the delayed gradients problem in asynchronous
+    SGD (https://openreview.net/forum?id=BJLSGcywG), 2018: figures 2 and 3.
+  """
+  draw_heat_map(rows, x, y, value, panels).savefig(path, dpi=120)
+
+
+def draw_heat_map(
+  rows: _Rows, x: str, y: str, value: str, panels: str | None
+) -> mpl_figure.Figure:
+  """The picture of `plot_heat_map`."""
+  _check_rows(rows, [x, y] if panels is None else [x, y, panels])
+  xs, ys = _list_values(rows, x), _list_values(rows, y)
+  names = [None] if panels is None else _list_values(rows, panels)
+  cells = collect_cells(rows, x, y, value, panels)
+  num_columns = min(len(names), _MAX_COLUMNS)
+  num_rows = -(-len(names) // num_columns)
+  figure = mpl_figure.Figure(
+    figsize=(
+      num_columns * max(2.2, _CELL[0] * len(xs) + 0.3) + 1.8,
+      num_rows * (max(1.2, _CELL[1] * len(ys)) + 0.5) + 0.6,
+    ),
+    layout='constrained',
+  )
+  grid = figure.subplots(
+    num_rows, num_columns, squeeze=False, sharex=True, sharey=True
+  )
+  shades = _make_shades(list(cells.values()), value)
+  for axes, name in zip(grid.flat, names, strict=False):
+    _draw_panel(axes, cells, name, xs, ys, shades)
+    if panels is not None:
+      axes.set_title(f'{panels} = {_label(name)}', fontsize=9)
+  for axes in grid.flat[len(names) :]:
+    axes.set_axis_off()
+  figure.supxlabel(x, fontsize=10)
+  figure.supylabel(y, fontsize=10)
+  if any(cell.value is not None for cell in cells.values()):
+    figure.colorbar(shades, ax=grid, label=value, shrink=0.8)
+  return figure
+
+
+def collect_cells(
+  rows: _Rows, x: str, y: str, value: str, panels: str | None
+) -> dict[tuple[Any, Any, Any], Cell]:
+  """The cells that have a run, by (panel, y, x)."""
+  numbers: dict[tuple[Any, Any, Any], list[float]] = {}
+  diverged = set()
+  for row in rows:
+    found = row.get(value)
+    if found is None and not row.get('is_diverged'):
+      continue
+    panel = None if panels is None else _to_key(row[panels])
+    key = panel, _to_key(row[y]), _to_key(row[x])
+    # 'nan' too: JSON has no other word for it.
+    number = math.nan if found is None else float(found)
+    numbers.setdefault(key, [])
+    if math.isfinite(number):
+      numbers[key].append(number)
+    if row.get('is_diverged') or not math.isfinite(number):
+      diverged.add(key)
+  return {
+    key: Cell(float(np.mean(finite)) if finite else None, key in diverged)
+    for key, finite in numbers.items()
+  }
+
+
+def _check_rows(rows: _Rows, names: Sequence[str]) -> None:
+  if not rows:
+    raise ValueError('rows must be one or more runs, got none.')
+  for index, row in enumerate(rows):
+    for name in names:
+      if name not in row:
+        raise ValueError(
+          f'Row {index} has no {name!r}; it has {", ".join(row)}.'
+        )
+
+
+def _list_values(rows: _Rows, name: str) -> list[Any]:
+  """The values of a setting: numbers ascending, others as they come."""
+  values = list(dict.fromkeys(_to_key(row[name]) for row in rows))
+  if all(isinstance(value, (int, float)) for value in values):
+    return sorted(values)
+  return values
+
+
+def _to_key(value: Any) -> Any:
+  """A value that a dict can be asked for."""
+  if value is None or isinstance(value, (int, float)):
+    return value
+  return _formats.format_value(value)
+
+
+def _label(value: Any) -> str:
+  return f'{value:.4g}' if isinstance(value, float) else str(value)
+
+
+def _make_shades(cells: Sequence[Cell], value: str) -> cm.ScalarMappable:
+  """The colours of all panels, brighter for better."""
+  numbers = [cell.value for cell in cells if cell.value is not None] or [0.0]
+  is_reversed = _formats.is_lower_better(value)
+  return cm.ScalarMappable(
+    mpl_colors.Normalize(min(numbers), max(numbers)),
+    'viridis_r' if is_reversed else 'viridis',
+  )
+
+
+def _draw_panel(
+  axes: mpl_axes.Axes,
+  cells: Mapping[tuple[Any, Any, Any], Cell],
+  panel: Any,
+  xs: Sequence[Any],
+  ys: Sequence[Any],
+  shades: cm.ScalarMappable,
+) -> None:
+  for row, y in enumerate(ys):
+    for column, x in enumerate(xs):
+      _draw_cell(axes, row, column, cells.get((panel, y, x)), shades)
+  axes.set_xlim(-0.5, len(xs) - 0.5)
+  axes.set_ylim(len(ys) - 0.5, -0.5)
+  axes.set_xticks(range(len(xs)), [_label(x) for x in xs], fontsize=8)
+  axes.set_yticks(range(len(ys)), [_label(y) for y in ys], fontsize=8)
+  axes.tick_params(length=0)
+
+
+def _draw_cell(
+  axes: mpl_axes.Axes,
+  row: int,
+  column: int,
+  cell: Cell | None,
+  shades: cm.ScalarMappable,
+) -> None:
+  """A square with its number; hatched without a run, crossed if it diverged."""
+  square = patches.Rectangle(
+    (column - 0.5, row - 0.5), 1, 1, facecolor='white', edgecolor='white'
+  )
+  axes.add_patch(square)
+  if cell is None:
+    square.set(hatch='////', edgecolor='#c8c8c8', linewidth=0)
+    return
+  number = '' if cell.value is None else _formats.format_cell(cell.value)
+  ink = 'black'
+  if cell.value is not None:
+    red, green, blue, _ = shades.to_rgba(np.array([cell.value]))[0]
+    square.set_facecolor((red, green, blue))
+    # How bright the eye finds red, green and blue.
+    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+    ink = 'white' if is_dark else 'black'
+  if cell.is_diverged:
+    axes.plot(
+      column + (0.36 if number else 0),
+      row - (0.3 if number else 0),
+      'x',
+      color=_curves.DIVERGED_COLOR,
+      markersize=4 if number else 8,
+      markeredgewidth=2,
+    )
+  axes.text(
+    column, row, number, ha='center', va='center', color=ink, fontsize=8
+  )

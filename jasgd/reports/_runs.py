@@ -1,0 +1,296 @@
+"""What a run has left in its workdir, as far as it is there."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jasgd import traces
+from jasgd import workdir
+from jasgd.reports import _formats
+
+# As much as there is room for in a label.
+_MAX_SETTINGS = 3
+_MAX_LETTERS = 24
+
+
+class Point(NamedTuple):
+  """A number, and when it was measured; NaN where that is not known."""
+
+  value: float
+  clock: int
+  epoch: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+  """A run as it can be read from its workdir."""
+
+  root: pathlib.Path
+  config: dict[str, Any]  # By full path, such as optimizer.rate.
+  provenance: dict[str, Any]  # Likewise, without the config.
+  trace: traces.Trace | traces.NodeTrace | None
+  metrics: dict[str, np.ndarray]  # Columns; 'clock' is always there.
+  # Metric -> the last line that has it. (A column has NaN for what is NaN and
+  # for what a line does not have.)
+  last_lines: dict[str, int]
+  diverged_at: int | None  # The first clock with a loss that is not finite.
+  problems: tuple[str, ...]  # What is missing or damaged, in sentences.
+
+  @functools.cached_property
+  def summary(self) -> traces.Summary | None:
+    """Of the trace, if there is a server."""
+    if isinstance(self.trace, traces.Trace):
+      return traces.summarize(self.trace)
+    return None
+
+  @functools.cached_property
+  def node_summary(self) -> traces.NodeSummary | None:
+    """Of the trace, if there is none."""
+    if isinstance(self.trace, traces.NodeTrace):
+      return traces.summarize_nodes(self.trace)
+    return None
+
+  @property
+  def clock(self) -> int | None:
+    """How far the weights have come; without metrics, the trace."""
+    if len(self.metrics['clock']):
+      return int(self.metrics['clock'][-1])
+    return self.summary.clock if self.summary else None
+
+  @property
+  def asks_updates(self) -> bool:
+    """Whether the config asks for a number of updates, not of epochs."""
+    asked = self.config.get('num_updates')
+    return isinstance(asked, int) and asked > 0
+
+  @property
+  def planned_clock(self) -> int | None:
+    """How far they were to come, if that is known."""
+    known = [self.config['num_updates']] if self.asks_updates else []
+    if self.summary and self.summary.clock:
+      known.append(self.summary.clock)
+    return max(known, default=None)
+
+  @property
+  def is_unfinished(self) -> bool:
+    """Whether the weights have not come as far as they were to."""
+    clock, planned = self.clock, self.planned_clock
+    if clock is None or planned is None or self.diverged_at is not None:
+      return False
+    return clock < planned
+
+  @property
+  def duration(self) -> float | None:
+    """Seconds, virtual or real."""
+    last = self.find_last('time')
+    if last is not None:
+      return last.value
+    return self.trace.duration if self.trace is not None else None
+
+  def get_series(self, name: str, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two columns of the metrics, where both are finite."""
+    if name not in self.metrics or x not in self.metrics:
+      return np.zeros(0), np.zeros(0)
+    xs, ys = self.metrics[x], self.metrics[name]
+    is_known = np.isfinite(xs) & np.isfinite(ys)
+    return xs[is_known], ys[is_known]
+
+  def find_last(self, name: str) -> Point | None:
+    """The last number of a metric, NaN too; None if there is none."""
+    if name not in self.last_lines:
+      return None
+    return self._get_point(name, self.last_lines[name])
+
+  def find_best(self, name: str) -> Point | None:
+    """The best number of a metric, the first if there are several."""
+    column = self.metrics.get(name, np.zeros(0))
+    known = np.flatnonzero(np.isfinite(column))
+    if not len(known):
+      return None
+    values = column[known]
+    is_lower_better = _formats.is_lower_better(name)
+    best = np.argmin(values) if is_lower_better else np.argmax(values)
+    return self._get_point(name, known[best])
+
+  def _get_point(self, name: str, line: int) -> Point:
+    epochs = self.metrics.get('epoch')
+    return Point(
+      float(self.metrics[name][line]),
+      int(self.metrics['clock'][line]),
+      math.nan if epochs is None else float(epochs[line]),
+    )
+
+
+def read_run(root: str | os.PathLike[str]) -> Run:
+  """Reads all that there is; a WorkdirError if that is nothing at all."""
+  paths = workdir.Workdir(root)
+  _check_workdir(paths)
+  problems: list[str] = []
+  trace = _read_trace(paths, problems)
+  metrics = _read_metrics(paths, problems)
+  last_lines, diverged_at = _scan_metrics(paths.metrics, metrics)
+  provenance = _read_json(paths.provenance, problems)
+  if provenance is None:  # The same object, unless the trace is simulated.
+    provenance = dict(trace.header) if trace is not None else {}
+  config = _read_json(paths.config, problems)
+  if config is None:
+    config = provenance.get('config')
+  if not isinstance(config, dict):
+    problems.append('There are no settings: no config.json.')
+    config = {}
+  if not paths.trace.exists():
+    problems.append('There is no trace yet.')
+  return Run(
+    root=paths.root,
+    config=_formats.flatten(config),
+    provenance=_formats.flatten(
+      {
+        key: value
+        for key, value in provenance.items()
+        if key not in ('config', 'in_flight', 'protocol', 'strategy')
+      }
+    ),
+    trace=trace,
+    metrics=metrics,
+    last_lines=last_lines,
+    diverged_at=diverged_at,
+    problems=tuple(problems),
+  )
+
+
+def name_runs(runs: Sequence[Run]) -> list[str]:
+  """A label for each run: what is different in its config, or its folder."""
+  if len(runs) == 1:
+    return name_folders(runs)
+  keys = find_differences([run.config for run in runs])
+  if 0 < len(keys) <= _MAX_SETTINGS:
+    labels = [
+      ', '.join(
+        f'{key}={_formats.format_value(run.config[key], _MAX_LETTERS)}'
+        for key in keys
+        if key in run.config
+      )
+      for run in runs
+    ]
+    if len({*labels}) == len(labels) and all(labels):
+      return labels
+  return name_folders(runs)
+
+
+def name_folders(runs: Sequence[Run]) -> list[str]:
+  """The folders of the runs, from where their paths part."""
+  roots = [run.root.resolve() for run in runs]
+  common = os.path.commonpath([root.parent for root in roots])
+  return [root.relative_to(common).as_posix() for root in roots]
+
+
+def find_differences(trees: Sequence[dict[str, Any]]) -> list[str]:
+  """The keys whose values are not the same everywhere."""
+  keys = dict.fromkeys(key for tree in trees for key in tree)
+  return [key for key in keys if len({_say(tree, key) for tree in trees}) > 1]
+
+
+def _say(tree: dict[str, Any], key: str) -> str:
+  """A value as JSON, in which 1 and True are two things; '' for none."""
+  return json.dumps(tree[key], default=str) if key in tree else ''
+
+
+def _check_workdir(paths: workdir.Workdir) -> None:
+  """Raises a WorkdirError unless a run has left something."""
+  name = repr(os.fspath(paths))
+  if not paths.root.exists():
+    raise workdir.WorkdirError(f'There is no workdir {name}.')
+  if not paths.root.is_dir():
+    raise workdir.WorkdirError(f'The workdir {name} must be a folder.')
+  files = (paths.config, paths.provenance, paths.trace, paths.metrics)
+  if not any(file.exists() for file in files):
+    names = ', '.join(file.name for file in files)
+    raise workdir.WorkdirError(
+      f'{name} is not the workdir of a run: it has none of {names}.'
+    )
+
+
+def _read_trace(
+  paths: workdir.Workdir, problems: list[str]
+) -> traces.Trace | traces.NodeTrace | None:
+  """The trace, or what there is of it."""
+  if not paths.trace.exists():
+    return None
+  kind = traces.NodeTrace if paths.trace.is_dir() else traces.Trace
+  try:
+    return kind.load(paths.trace)
+  except traces.TraceError as error:
+    problem = str(error)
+  try:
+    trace = kind.load(paths.trace, allow_truncated=True)
+  except traces.TraceError:
+    problem = problem.replace(f'{paths.root}{os.sep}', '')
+    problems.append(f'The trace cannot be read: {problem}')
+    return None
+  problems.append(
+    'The trace ends within a record: its writer was killed, or is still at '
+    'work. This is of the whole records.'
+  )
+  return trace
+
+
+def _read_metrics(
+  paths: workdir.Workdir, problems: list[str]
+) -> dict[str, np.ndarray]:
+  """The metrics; without any, no lines of them."""
+  nothing = {'clock': np.zeros(0, np.int64)}
+  if not paths.metrics.exists():
+    problems.append('There are no metrics yet.')
+    return nothing
+  try:
+    metrics = workdir.read_metrics(paths)
+  except workdir.WorkdirError as error:
+    problem = str(error).replace(f'{paths.root}{os.sep}', '')
+    problems.append(f'The metrics cannot be read: {problem}')
+    return nothing
+  if not len(metrics['clock']):
+    problems.append('There are no metrics yet.')
+  return metrics
+
+
+def _scan_metrics(
+  path: pathlib.Path, metrics: dict[str, np.ndarray]
+) -> tuple[dict[str, int], int | None]:
+  """The last line of each metric, and the clock of the first bad loss."""
+  last_lines: dict[str, int] = {}
+  diverged_at = None
+  num_lines = len(metrics['clock'])
+  # The run may have written more since the columns were read.
+  lines = path.read_bytes().split(b'\n')[:num_lines] if num_lines else []
+  for number, line in enumerate(lines):
+    values = json.loads(line)
+    last_lines |= dict.fromkeys(values, number)
+    is_bad = any(
+      name.endswith('/loss') and not math.isfinite(float(value))
+      for name, value in values.items()
+    )
+    if is_bad and diverged_at is None:
+      diverged_at = int(values['clock'])
+  return last_lines, diverged_at
+
+
+def _read_json(path: pathlib.Path, problems: list[str]) -> dict | None:
+  """A file with a dict; None if there is none."""
+  try:
+    value = json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    problems.append(f'{path.name} is not a file of JSON: {error}.')
+    return None
+  if not isinstance(value, dict):
+    problems.append(f'{path.name} must hold a dict, got {value!r}.')
+    return None
+  return value

@@ -1,0 +1,278 @@
+"""The tables of a report, as text: settings, results, fates, learners."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jasgd import traces
+from jasgd.reports import _formats
+from jasgd.reports import _runs
+from jasgd.reports import _words
+
+_number = _formats.format_number
+_share = _formats.format_share
+
+_MAX_LEARNERS = 32
+
+# Why a gradient is in no update, as people say it.
+_REASONS = {
+  traces.Fate.APPLIED: 'applied',
+  traces.Fate.PENDING: 'pending: its update was not made yet',
+  traces.Fate.DROPPED_LATE: 'dropped: came after its update',
+  traces.Fate.DROPPED_STALE: 'dropped: too stale',
+  traces.Fate.DROPPED_LOST: 'dropped: of a server that is gone',
+  traces.Fate.DROPPED_GONE: 'dropped: its learner was gone',
+}
+
+
+class Table(NamedTuple):
+  """Cells of text; the first of each row names it."""
+
+  title: str
+  header: tuple[str, ...]
+  rows: Sequence[tuple[str, ...]]
+  marked: frozenset[str] = frozenset()  # Names of rows that stand out.
+  note: str = ''
+
+
+def make_settings(
+  runs: Sequence[_runs.Run], labels: Sequence[str]
+) -> Table | None:
+  """The configs; rows where they differ are marked."""
+  return _compare('Settings', 'setting', [run.config for run in runs], labels)
+
+
+def make_provenance(
+  runs: Sequence[_runs.Run], labels: Sequence[str]
+) -> Table | None:
+  """What ran, and on what."""
+  trees = [run.provenance for run in runs]
+  return _compare('Provenance', 'field', trees, labels)
+
+
+def make_results(
+  runs: Sequence[_runs.Run], labels: Sequence[str]
+) -> Table | None:
+  """How the runs ended, and how fast they were."""
+  columns = [_list_results(run) for run in runs]
+  if len(runs) > 1:
+    folders = _runs.name_folders(runs)
+    columns = [
+      {'workdir': folder, **column}
+      for folder, column in zip(folders, columns, strict=True)
+    ]
+  return _join('Results', 'result', columns, labels)
+
+
+def make_fates(
+  runs: Sequence[_runs.Run], labels: Sequence[str]
+) -> Table | None:
+  """What became of the gradients; None if there is no server."""
+  columns = [_list_fates(run.summary) for run in runs]
+  return _join('Fates of gradients', 'fate', columns, labels)
+
+
+def make_learners(run: _runs.Run, title: str) -> Table | None:
+  """What each learner, or node, did; None if that is not known."""
+  if run.summary and run.summary.num_learners:
+    return _make_learners(run.summary, title)
+  if run.node_summary and run.node_summary.num_nodes:
+    return _make_nodes(run.node_summary, title)
+  return None
+
+
+def _compare(
+  title: str,
+  name: str,
+  trees: Sequence[dict[str, Any]],
+  labels: Sequence[str],
+) -> Table | None:
+  """Values by key, a column for each tree."""
+  columns = [
+    {key: _formats.format_value(value) for key, value in tree.items()}
+    for tree in trees
+  ]
+  table = _join(title, name, columns, labels)
+  marked = frozenset(_runs.find_differences(trees))
+  if table is None or not marked:
+    return table
+  return table._replace(marked=marked, note='≠ where the runs differ.')
+
+
+def _join(
+  title: str,
+  name: str,
+  columns: Sequence[dict[str, str]],
+  labels: Sequence[str],
+) -> Table | None:
+  """A table with a column for each run; None if there is nothing in it."""
+  keys = dict.fromkeys(key for column in columns for key in column)
+  if not keys:
+    return None
+  rows = [
+    (key, *(column.get(key, _formats.MISSING) for column in columns))
+    for key in keys
+  ]
+  header = (name, *labels) if len(labels) > 1 else (name, 'value')
+  return Table(title, header, rows)
+
+
+def _list_results(run: _runs.Run) -> dict[str, str]:
+  """The results of one run by name."""
+  end = _words.say_end(run)
+  results = {'end': end} if end else {}
+  for name in sorted(name for name in run.metrics if name.startswith('test/')):
+    last, best = run.find_last(name), run.find_best(name)
+    if last is not None and best is not None:
+      results[f'{name}, final'] = _format_point(last)
+      results[f'{name}, best'] = _format_point(best)
+  loss = run.find_last('train/loss')
+  if loss is not None:
+    results['train/loss, final'] = _format_point(loss)
+  epoch = run.find_last('epoch')
+  if epoch is not None:
+    results['epochs'] = _number(epoch.value)
+  if run.duration is not None:
+    results['time (s), virtual if simulated'] = _number(run.duration)
+  if run.summary:
+    if run.clock is not None:
+      results['updates'] = _number(run.clock)
+    results |= _list_server_results(run.summary)
+  if run.node_summary:
+    results |= _list_node_results(run.node_summary)
+  return results
+
+
+def _list_server_results(summary: traces.Summary) -> dict[str, str]:
+  staleness = summary.staleness
+  results = {
+    'learners': _number(summary.num_learners),
+    'updates in the trace': _number(summary.num_updates),
+    'time of the trace (s)': _number(summary.duration),
+    'gradients per second': _number(summary.gradients_per_second),
+    'updates per second': _number(summary.updates_per_second),
+    'speed-up': _number(summary.speedup),
+  }
+  if staleness.count:
+    results |= {
+      'staleness, mean': _number(staleness.mean),
+      'staleness, 95%': _number(staleness.percentiles[95]),
+      'staleness, max': _number(staleness.max),
+    }
+  if summary.num_restarts:
+    results['restarts of the server'] = _number(summary.num_restarts)
+  return results
+
+
+def _list_node_results(summary: traces.NodeSummary) -> dict[str, str]:
+  results = {
+    'nodes': _number(summary.num_nodes),
+    'steps': _number(summary.num_steps),
+    'steps per second': _number(summary.steps_per_second),
+    'mixes': _number(summary.num_mixes),
+  }
+  for name, spread in (('age', summary.age), ('lag', summary.lag)):
+    if len(spread.values):
+      results[f'{name} of mixes, mean'] = _number(spread.mean)
+      results[f'{name} of mixes, max'] = _number(spread.max)
+  if summary.num_deaths:
+    results |= {
+      'deaths': _number(summary.num_deaths),
+      'returns': _number(summary.num_returns),
+      'messages lost': _number(summary.num_lost),
+      'questions refused': _number(summary.num_refused),
+    }
+  return results
+
+
+def _list_fates(summary: traces.Summary | None) -> dict[str, str]:
+  """How many gradients had which fate, without those that none had."""
+  if summary is None or not summary.num_gradients:
+    return {}
+  fates = {
+    _REASONS[fate]: f'{_number(count)} ({_share(summary.shares[fate])})'
+    for fate, count in summary.fates.items()
+    if count or fate == traces.Fate.APPLIED
+  }
+  fates['all'] = _number(summary.num_gradients)
+  if summary.num_void:
+    fates['lost with a server, not in the above'] = _number(summary.num_void)
+  return fates
+
+
+def _make_learners(summary: traces.Summary, title: str) -> Table:
+  learners, times = summary.learners, summary.learners.times
+  num_applied = int(learners.num_applied.sum())
+  rows = [
+    (
+      str(i),
+      _number(int(learners.num_gradients[i])),
+      _number(int(learners.num_applied[i])),
+      _share_of(learners.num_applied[i], num_applied),
+      _format_mean(learners.mean_staleness[i]),
+      _share_of(times.busy[i], summary.duration),
+      _share_of(times.waiting[i], summary.duration),
+      _share_of(times.communication[i], summary.duration),
+    )
+    for i in range(min(summary.num_learners, _MAX_LEARNERS))
+  ]
+  header = (
+    'learner',
+    'gradients',
+    'applied',
+    'share of applied',
+    'mean staleness',
+    'busy',
+    'waiting',
+    'communication',
+  )
+  return Table(title, header, rows, note=_note_rest(summary.num_learners))
+
+
+def _make_nodes(summary: traces.NodeSummary, title: str) -> Table:
+  nodes = summary.nodes
+  rows = [
+    (
+      str(i),
+      _number(int(nodes.num_steps[i])),
+      _share_of(nodes.num_steps[i], summary.num_steps),
+      _number(int(nodes.num_mixes[i])),
+      _share_of(nodes.computing[i], summary.duration),
+      _share_of(nodes.waiting[i], summary.duration),
+      _number(float(nodes.num_sent[i])),
+      _number(float(nodes.num_received[i])),
+    )
+    for i in range(min(summary.num_nodes, _MAX_LEARNERS))
+  ]
+  header = (
+    'node',
+    'steps',
+    'share of steps',
+    'mixes',
+    'computing',
+    'waiting',
+    'sent',
+    'received',
+  )
+  return Table(title, header, rows, note=_note_rest(summary.num_nodes))
+
+
+def _note_rest(number: int) -> str:
+  rest = number - _MAX_LEARNERS
+  return f'... and {rest:,} more' if rest > 0 else ''
+
+
+def _share_of(part: float, whole: float) -> str:
+  return _share(traces.statistics.divide(float(part), float(whole)))
+
+
+def _format_mean(mean: float) -> str:
+  return _formats.MISSING if np.isnan(mean) else f'{mean:.2f}'
+
+
+def _format_point(point: _runs.Point) -> str:
+  where = f'clock {_number(point.clock)}'
+  if np.isfinite(point.epoch):
+    where += f', epoch {_number(point.epoch)}'
+  return f'{_number(point.value)} ({where})'

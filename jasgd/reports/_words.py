@@ -1,0 +1,141 @@
+"""What was run and how it ended, in words."""
+
+from collections.abc import Iterator
+
+from jasgd import traces
+from jasgd.reports import _formats
+from jasgd.reports import _runs
+
+_number = _formats.format_number
+
+
+def tell_run(run: _runs.Run) -> str:
+  """A short paragraph."""
+  return ' '.join(
+    [
+      *_tell_strategy(run),
+      *_tell_end(run),
+      *_tell_results(run),
+      *_tell_gradients(run.summary),
+      *_tell_scope(run),
+      *_tell_nodes(run.node_summary),
+      *run.problems,
+    ]
+  )
+
+
+def say_end(run: _runs.Run) -> str:
+  """How it ended, for a cell of a table; nothing without metrics."""
+  if run.diverged_at is not None:
+    return f'diverged by clock {_number(run.diverged_at)}'
+  if run.is_unfinished:
+    clock, planned = _number(run.clock), _number(run.planned_clock)
+    return f'unfinished: clock {clock} of {planned}'
+  return f'at clock {_number(run.clock)}' if run.last_lines else ''
+
+
+def _tell_strategy(run: _runs.Run) -> Iterator[str]:
+  header = run.trace.header if run.trace is not None else {}
+  text = header.get('protocol') or header.get('strategy')
+  if run.summary:
+    yield f'{_count(run.summary.num_learners, "learner")} and a server.'
+  elif run.node_summary:
+    yield f'{_count(run.node_summary.num_nodes, "node")} without a server.'
+  if text and isinstance(text, str):
+    yield f'{text[0].upper()}{text[1:].rstrip(".")}.'
+
+
+def _tell_end(run: _runs.Run) -> Iterator[str]:
+  if run.diverged_at is not None:
+    yield (
+      f'The run diverged: by clock {_number(run.diverged_at)} a loss was not '
+      'finite.'
+    )
+  elif run.is_unfinished:
+    yield (
+      f'The run is not finished: it is at clock {_number(run.clock)} of '
+      f'{_number(run.planned_clock)}.'
+    )
+
+
+def _tell_results(run: _runs.Run) -> Iterator[str]:
+  epoch = run.find_last('epoch')
+  if epoch is not None:
+    # A number of updates, if there is one, is what counts.
+    asked = None if run.asks_updates else run.config.get('num_epochs')
+    of = f' of {_number(asked)}' if isinstance(asked, (int, float)) else ''
+    yield (
+      f'It came to epoch {_number(epoch.value)}{of}, with '
+      f'{_count(epoch.clock, "update")}.'
+    )
+  for name in ('test/accuracy', 'test/loss', 'train/loss'):
+    last, best = run.find_last(name), run.find_best(name)
+    if last is not None and best is not None:
+      words = name.replace('/', ' ')
+      yield (
+        f'The {words} is {_number(last.value)} at the end, and at best '
+        f'{_number(best.value)}, at clock {_number(best.clock)}.'
+      )
+      break
+
+
+def _tell_gradients(summary: traces.Summary | None) -> Iterator[str]:
+  if summary is None:
+    return
+  if not summary.num_gradients:
+    yield 'The trace has no gradients yet.'
+    return
+  yield (
+    'By its trace, the server received '
+    f'{_count(summary.num_gradients, "gradient")} in '
+    f'{_number(summary.duration)} s and made '
+    f'{_count(summary.num_updates, "update")} of them: '
+    f'{_number(summary.speedup)} times the work of one learner.'
+  )
+  if summary.staleness.count:
+    yield (
+      f'Staleness is {_number(summary.staleness.mean)} on average and '
+      f'{_number(summary.staleness.max)} at most.'
+    )
+  dropped = sum(
+    share
+    for fate, share in summary.shares.items()
+    if fate.name.startswith('DROPPED')
+  )
+  if dropped:
+    yield f'Of the gradients, {_formats.format_share(dropped)} were dropped.'
+  else:
+    yield 'No gradient was dropped.'
+
+
+def _tell_scope(run: _runs.Run) -> Iterator[str]:
+  """A simulated trace is there before the weights have come to its end."""
+  if run.summary and run.clock is not None and run.clock < run.summary.clock:
+    yield (
+      'What is said of gradients, staleness and learners is of the whole '
+      f'trace, to clock {_number(run.summary.clock)}.'
+    )
+
+
+def _tell_nodes(summary: traces.NodeSummary | None) -> Iterator[str]:
+  if summary is None:
+    return
+  yield (
+    f'They made {_count(summary.num_steps, "step")} and '
+    f'{_count(summary.num_mixes, "mix", "mixes")} in '
+    f'{_number(summary.duration)} s.'
+  )
+  if len(summary.age.values):
+    yield (
+      f'What is mixed in is {_number(summary.age.mean)} steps old on average, '
+      f'{_number(summary.age.max)} at most.'
+    )
+  if summary.num_deaths:
+    yield (
+      f'Nodes died {_count(summary.num_deaths, "time")} and returned '
+      f'{_count(summary.num_returns, "time")}.'
+    )
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+  return f'{number:,} {noun if number == 1 else plural or noun + "s"}'

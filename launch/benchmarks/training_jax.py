@@ -1,0 +1,164 @@
+"""Our side of the suite `training`: a worker, started by its parent.
+
+  python -m launch.benchmarks.training_jax NUM_THREADS
+
+The parent sets the environment variables that hold XLA to that many threads,
+which must be there before jax is imported.
+"""
+
+import functools
+import sys
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jasgd import engine
+from jasgd import protocols
+from jasgd import simulation
+from jasgd import tasks
+from jasgd.tasks import _cifar10
+from jasgd.tasks import _mnist
+from launch.benchmarks import serving
+from launch.benchmarks import training_cases as cases
+
+# Turns until the same stretch of a trace is replayed again.
+NUM_TURNS = 8
+
+OPTIMIZER = optax.sgd(cases.RATE, cases.MOMENTUM)
+
+
+# All ways to train a model share its task, and by that its gradient.
+@functools.lru_cache(maxsize=1)
+def make_task(model: str, batch: int) -> tasks.Task:
+  """The task that `tasks.make_task` gives, on random images.
+
+  The sets themselves need not be there; so the private tables, which say what
+  those tasks are made of, are used here.
+  """
+  jax.clear_caches()  # What was compiled for another batch is in memory still.
+  examples = cases.make_examples(model)
+  if model in _mnist.MODELS:
+    module, chunk = _mnist.MODELS[model]
+    return tasks.from_linen(module, examples, batch=batch, chunk=chunk)
+  module, chunk = _cifar10.MODELS[model]
+  mean, deviation = _cifar10.measure_pixels(examples['image'])
+  return tasks.from_linen(
+    module,
+    examples,
+    batch=batch,
+    prepare=_cifar10.make_standardise(mean, deviation),
+    chunk=chunk,
+  )
+
+
+class ReplayProgram:
+  """Replays a trace with the fast engine: constant delays, or learners."""
+
+  def __init__(self, task: tasks.Task, case: cases.Case) -> None:
+    """Simulates the trace, and goes to where it is in full swing."""
+    if case.way == cases.ASYNC:
+      num_learners = cases.NUM_ASYNC_LEARNERS
+      protocol = protocols.asynchronous()
+      compute = simulation.gamma(1.0, 10.0)
+    else:
+      num_learners = int(case.way) + 1
+      protocol = protocols.constant_delay(int(case.way))
+      compute = None
+    # At the ends of a trace fewer old weights are needed than in its middle.
+    margin = 2 * num_learners
+    chunk = case.num_steps
+    self._start = -(-margin // chunk) * chunk
+    self._stop = self._start + NUM_TURNS * chunk
+    trace = simulation.simulate(
+      protocol,
+      num_learners=num_learners,
+      num_gradients=self._stop + margin,
+      compute=compute,
+      batch=case.batch,
+    )
+    self._replay = engine.Replay(
+      task,
+      engine.make_update(OPTIMIZER),
+      engine.make_plan(trace, num_samples=task.num_samples),
+      seed=0,
+      mode='fast',
+      local_rate=None,
+      chunk=chunk,
+    )
+    self._replay.restore(self._start, self._replay.carry)
+    self.num_params = count(self._replay.state.params)
+
+  def advance(self) -> float:
+    """Replays one turn."""
+    if self._replay.clock >= self._stop:
+      self._replay.restore(self._start, self._replay.carry)
+    history = self._replay.advance()
+    jax.block_until_ready(self._replay.carry)
+    return float(history['loss'][-1])
+
+
+class PlainProgram:
+  """SGD without any asynchrony: in one loop, or step by step."""
+
+  def __init__(self, task: tasks.Task, case: cases.Case) -> None:
+    """Prepares the step."""
+    params, stats = task.init(tasks.fold_key(0, 0, 0))
+    # The carry is donated, so that it must not be part of anything else.
+    params, stats = jax.tree.map(jnp.copy, (params, stats))
+    self._carry = (params, stats, OPTIMIZER.init(params), jnp.zeros(()))
+    self._data = task.data
+    self._num_calls = case.num_steps if case.way == cases.STEPS else 1
+    steps_per_call = case.num_steps // self._num_calls
+    self._steps_per_call = steps_per_call
+    self._step = 0
+    gradient = engine.make_gradient(task)
+
+    def step(index: Any, carry: Any, data: Any) -> Any:
+      params, stats, state, _ = carry
+      result = gradient(params, stats, data, 0, 0, index)
+      updates, state = OPTIMIZER.update(result.gradient, state, params)
+      params = optax.apply_updates(params, updates)
+      return params, result.stats, state, result.loss
+
+    def loop(carry: Any, first: Any, data: Any) -> Any:
+      return lax.fori_loop(
+        first,
+        first + steps_per_call,
+        lambda index, carry: step(index, carry, data),
+        carry,
+      )
+
+    def once(carry: Any, first: Any, data: Any) -> Any:
+      return step(first, carry, data)
+
+    chosen = once if case.way == cases.STEPS else loop
+    self._run = jax.jit(chosen, donate_argnums=0)
+    self.num_params = count(params)
+
+  def advance(self) -> float:
+    """Trains for one turn."""
+    for _ in range(self._num_calls):
+      self._carry = self._run(self._carry, np.int32(self._step), self._data)
+      self._step += self._steps_per_call
+    return float(jax.block_until_ready(self._carry)[-1])
+
+
+def count(params: Any) -> int:
+  """How many weights there are."""
+  return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def make_program(case: cases.Case) -> serving.Program:
+  """What a case asks for."""
+  task = make_task(case.model, case.batch)
+  if case.way in (cases.SCAN, cases.STEPS):
+    return PlainProgram(task, case)
+  return ReplayProgram(task, case)
+
+
+if __name__ == '__main__':
+  serving.run_worker(int(sys.argv[1]), make_program)

@@ -1,0 +1,82 @@
+"""Trains every cell of a grid, and draws the results as heat maps.
+
+  python -m launch.sweep --config=configs/mnist_delay.py --workdir=/tmp/s \
+    --config.task.data_dir=DATA \
+    --grid='optimizer.rate=1e-3,1e-2;task.batch=64,128;protocol.delay=0,8'
+
+Any field of the config may be an axis. Fields that change together are joined:
+--grid='optimizer.name,optimizer.rate=sgd:0.1,adam:0.001;seed=0,1,2'.
+
+One row per cell is printed as it is done. Killed and started again, the sweep
+skips what is done; started several times at once on one workdir (as a job array
+does), each process takes the cells that nobody else has. In the end there are
+`sweep.csv` and heat maps: the first axis goes down, the second across, and the
+third makes panels.
+"""
+
+import pathlib
+from typing import Any
+
+from absl import app
+from absl import flags
+from ml_collections import config_flags
+
+from jasgd import experiment
+from jasgd import reports
+from launch import entry
+
+_CONFIG = config_flags.DEFINE_config_file('config', None, 'What to train.')
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Where to write; made if it is not there.', required=True
+)
+_GRID = flags.DEFINE_string(
+  'grid', None, 'Which fields take which values.', required=True
+)
+_VALUE = flags.DEFINE_string(
+  'value', 'test/accuracy', 'Which result the heat map shows.'
+)
+
+
+def main() -> None:
+  """Validates all cells, trains them, and writes the table and pictures."""
+  config = _CONFIG.value
+  entry.check_config(config, experiment.TrainingConfig)
+  workdir = pathlib.Path(_WORKDIR.value)
+  try:
+    axes = experiment.parse_grid(_GRID.value)
+    cells = experiment.list_cells(config, axes)
+    print(f'{len(cells)} cells', flush=True)
+    rows = experiment.sweep(config, _GRID.value, workdir, on_row=_print_row)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from None
+  columns = [*cells[0], 'clock', _VALUE.value, 'train/loss', 'is_diverged']
+  print(reports.format_table(rows, columns))
+  if len(rows) < len(cells):
+    print(f'{len(cells) - len(rows)} cells are with other processes.')
+  experiment.write_csv(workdir / 'sweep.csv', rows)
+  print(f'Wrote {workdir / "sweep.csv"}')
+  for path in reports.plot_sweep(
+    rows, workdir, [list(axis[0]) for axis in axes], value=_VALUE.value
+  ):
+    print(f'Wrote {path}')
+
+
+def _print_row(row: dict[str, Any]) -> None:
+  """One line per cell as it is done: what it is, and what came out."""
+  end = list(row).index('clock')  # The cell's own fields come first.
+  shown = dict(list(row.items())[:end])
+  shown[_VALUE.value] = row.get(_VALUE.value)
+  if row['is_diverged']:
+    shown['is_diverged'] = True
+  print(
+    *(
+      f'{name}={f"{value:.4g}" if isinstance(value, float) else value}'
+      for name, value in shown.items()
+    ),
+    flush=True,
+  )
+
+
+if __name__ == '__main__':
+  flags.mark_flag_as_required('config')
+  entry.run(main)

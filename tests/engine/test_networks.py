@@ -1,0 +1,186 @@
+"""Replay of networks: rounding, 64 bits, batch normalisation, real MNIST."""
+
+import functools
+import os
+import pathlib
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jasgd
+from jasgd import engine
+from jasgd import protocols
+from jasgd import simulation
+from jasgd import tasks
+from tests.engine import cases
+
+DATA = pathlib.Path(
+  os.environ.get(
+    'JASGD_DATA', pathlib.Path(__file__).parents[3] / 'shared/data'
+  )
+)
+
+
+def _distance(first, second):
+  pairs = list(
+    zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+  )
+  difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+  return difference / max(float(jnp.max(jnp.abs(b))) for _, b in pairs)
+
+
+def _replay_both(task, optimizer, trace, **arguments):
+  return (
+    jasgd.replay(task, optimizer, trace, mode=mode, **arguments)
+    for mode in ('fast', 'exact')
+  )
+
+
+def test_lenet_is_the_same_for_a_few_updates():
+  """Rounding grows after that, as it does between any two programs."""
+  task = tasks.make_task('digits', model='lenet', batch=32)
+  trace = cases.simulate('softsync', 5)
+  first, second = _replay_both(task, optax.sgd(0.03, 0.9), trace)
+  assert _distance(first.params, second.params) < 1e-4
+
+
+def test_64_bits_agree_to_many_digits():
+  with jax.enable_x64(True):
+    task = tasks.make_task('digits', model='mlp', batch=32)
+
+    def init(key):
+      params, stats = task.init(key)
+      return jax.tree.map(lambda leaf: leaf.astype(np.float64), params), stats
+
+    wide = tasks.Task(
+      name='wide',
+      batch=task.batch,
+      num_samples=task.num_samples,
+      init=init,
+      loss=task.loss,
+      metrics=task.metrics,
+      batches=task.batches,
+      data=task.data,
+    )
+    trace = cases.simulate('softsync', 5)
+    first, second = _replay_both(wide, optax.sgd(0.03, 0.9), trace)
+    assert all(
+      leaf.dtype == np.float64 for leaf in jax.tree.leaves(first.params)
+    )
+    assert _distance(first.params, second.params) < 1e-9
+
+
+@pytest.mark.parametrize('num_parallel', [1, 4])
+def test_streamed_batches_are_replayed(num_parallel):
+  """What does not fit in memory is read when its gradient is computed."""
+  task = tasks.make_task('logistic', batch=8)
+  data = jax.tree.map(np.asarray, task.data['examples'])
+  source = [
+    {name: column[index] for name, column in data.items()}
+    for index in range(100)
+  ]
+  streamed = tasks.stream(task, source, shards='shards', num_learners=8)
+  trace = cases.simulate('asynchronous', 30)
+  fast = jasgd.replay(
+    streamed,
+    optax.sgd(0.1),
+    trace,
+    eval_every=7,
+    num_parallel=num_parallel,
+  )
+  exact = jasgd.replay(streamed, optax.sgd(0.1), trace, mode='exact')
+  assert _distance(fast.params, exact.params) < 1e-5
+  local = simulation.simulate(
+    protocols.downpour(2, 2), num_learners=8, num_gradients=8
+  )
+  with pytest.raises(ValueError, match='is streamed, and learners step on'):
+    jasgd.replay(streamed, optax.sgd(0.1), local, local_rate=0.1)
+
+
+class _Normed(nn.Module):
+  """A network with statistics that are not trained."""
+
+  @nn.compact
+  def __call__(self, inputs, train):
+    hidden = nn.Dense(8)(inputs)
+    hidden = nn.BatchNorm(use_running_average=not train, momentum=0.9)(hidden)
+    return nn.Dense(2)(nn.relu(hidden))
+
+
+@functools.cache
+def _make_normed_task():
+  inputs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+  examples = {'image': inputs, 'label': (inputs[:, 0] > 0).astype(np.int32)}
+  return tasks.from_linen(_Normed(), examples, examples, batch=8)
+
+
+@pytest.mark.parametrize('name', ['asynchronous', 'hardsync', 'softsync'])
+def test_batch_normalisation_is_replayed(name):
+  task, trace = _make_normed_task(), cases.simulate(name, 10)
+  first, second = _replay_both(task, optax.sgd(0.1), trace, policy='inverse')
+  assert _distance(first.stats, second.stats) < 1e-5
+  assert _distance(first.params, second.params) < 1e-5
+
+
+def test_the_server_keeps_a_moving_mean_of_statistics():
+  """s <- (1 - c / lambda) s + (c / lambda) mean, whatever policy or rate."""
+  task = _make_normed_task()
+  num_learners = 4
+  trace = simulation.simulate(
+    protocols.softsync(2), num_learners=num_learners, num_gradients=2
+  )
+  result = jasgd.replay(
+    task, optax.sgd(0.0), trace, policy=('fixed_fraction', 7), mode='exact'
+  )
+  params, stats = task.init(jax.random.key(0))
+  gradient = engine.make_gradient(task)
+  pushed = [
+    gradient(params, stats, task.data, 0, learner, 0).stats
+    for learner in range(2)
+  ]
+  expected = jax.tree.map(
+    lambda old, a, b: 0.5 * old + 0.5 * (a + b) / 2, stats, *pushed
+  )
+  assert _distance(result.stats, expected) < 1e-6
+  assert _distance(result.stats, stats) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.exists(), reason='There is no data set here.')
+@pytest.mark.parametrize(
+  ('optimizer', 'rate', 'delay', 'is_trained'),
+  [
+    ('sgd', 1e-2, 0, True),
+    ('sgd', 1e-2, 1, True),
+    ('sgd', 1e-2, 8, False),
+    ('sgd', 3.16e-3, 8, True),
+    ('sgd', 3.16e-2, 8, False),
+    ('adam', 3.16e-4, 16, True),
+  ],
+)
+def test_delays_do_to_lenet_what_jain_saw(optimizer, rate, delay, is_trained):
+  """Two epochs of figure 2, batch 64: a net trains, or collapses to a class."""
+  task = _load_mnist()
+  num_updates = 2 * task.num_samples // task.batch
+  trace = simulation.simulate(
+    protocols.constant_delay(delay), num_gradients=num_updates, batch=64
+  )
+  optimizer = {
+    'sgd': lambda: optax.sgd(rate, 0.9),
+    'adam': lambda: optax.adam(rate),
+  }[optimizer]()
+  result = jasgd.replay(task, optimizer, trace)
+  (accuracy,) = result.evaluations['accuracy']
+  if is_trained:
+    assert accuracy > 0.85
+  else:
+    assert result.is_diverged or accuracy < 0.12
+
+
+@functools.cache
+def _load_mnist():
+  return tasks.make_task('mnist', batch=64, data_dir=str(DATA))

@@ -1,0 +1,178 @@
+"""Training, sweeps and reports, as people run them."""
+
+import csv
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jasgd
+from jasgd import traces
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+DATA = pathlib.Path(os.environ.get('JASGD_DATA', ROOT.parent / 'shared/data'))
+CONFIGS = sorted(
+  path.stem
+  for path in (ROOT / 'configs').glob('*.py')
+  if 'experiment.TrainingConfig:' in path.read_text()
+)
+
+
+def _run(module, *arguments, **environment):
+  return subprocess.run(
+    [sys.executable, '-m', f'launch.{module}', *arguments],
+    cwd=ROOT,
+    timeout=300,
+    capture_output=True,
+    text=True,
+    env={**os.environ, **environment},
+  )
+
+
+def test_train_leaves_weights_and_a_report(tmp_path):
+  done = _run(
+    'train',
+    '--config=configs/digits_async.py',
+    f'--workdir={tmp_path}',
+    '--config.num_epochs=5',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'asynchronous: the server updates with every gradient' in done.stdout
+  assert re.search(r'clock 225/225 100%  .*/s  took .* acc 0\.\d+', done.stderr)
+  accuracy = re.search(r'^test/accuracy +(\S+)$', done.stdout, re.M)
+  assert float(accuracy[1]) > 0.7
+  assert 'is_diverged              False' in done.stdout
+  assert traces.Trace.load(tmp_path / 'trace').num_updates == 225
+  assert set(jasgd.load_params(tmp_path)) >= {'Dense_0', 'Dense_1'}
+  page = (tmp_path / 'report.html').read_text()
+  assert 'optimizer.policy' in page
+  again = _run(
+    'train',
+    '--config=configs/digits_async.py',
+    f'--workdir={tmp_path}',
+    '--config.num_epochs=6',
+  )
+  assert again.returncode == 1
+  assert 'num_epochs is 5.0 there and 6.0 here' in again.stdout + again.stderr
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=() if 'digits' in name else pytest.mark.slow)
+    for name in CONFIGS
+  ],
+)
+def test_every_config_runs_as_smoke(name, tmp_path):
+  text = (ROOT / 'configs' / f'{name}.py').read_text()
+  arguments = []
+  if 'digits' not in name:
+    if not DATA.exists():
+      pytest.skip('There is no data set here.')
+    arguments = [f'--config.task.data_dir={DATA}']
+  assert f'--config=configs/{name}.py' in text  # The lab note has the command.
+  done = _run(
+    'train',
+    f'--config=configs/{name}.py:smoke',
+    f'--workdir={tmp_path}',
+    *arguments,
+  )
+  assert done.returncode == 0, done.stderr
+  result = json.loads((tmp_path / 'result.json').read_text())
+  assert result['clock'] == 20
+
+
+@pytest.mark.parametrize(
+  ('flag', 'problem'),
+  [
+    (
+      '--config=configs/simulate_jain.py',
+      'must be a TrainingConfig, got a SimulationConfig',
+    ),
+    ('--config=configs/digits_async.py:big', "may stand smoke, got 'big'"),
+    ('--config=configs/nothing.py', 'nothing.py'),
+    ('--config.nothing=1', 'Field nothing not found'),
+    ('--config.optimizer.rate=-1', 'rate must be finite and above 0, got -1.0'),
+    ('--config.task.name=imagenet', "Unknown task 'imagenet'"),
+  ],
+)
+def test_bad_flags_are_named_in_a_line(flag, problem, tmp_path):
+  done = _run(
+    'train',
+    '--config=configs/digits_async.py',
+    f'--workdir={tmp_path}/work',
+    flag,
+  )
+  assert done.returncode == 1
+  assert problem in done.stdout + done.stderr
+  assert 'Traceback' not in done.stderr
+  assert not (tmp_path / 'work').exists()
+
+
+def test_missing_data_names_the_folder_and_the_way_out(tmp_path):
+  done = _run(
+    'train',
+    '--config=configs/mnist_delay.py',
+    f'--workdir={tmp_path}/work',
+    f'--config.task.data_dir={tmp_path}/data',
+    JASGD_CACHE=str(tmp_path / 'cache'),
+  )
+  assert done.returncode == 1
+  assert f'{tmp_path}/data' in done.stdout + done.stderr
+  assert 'tfds.data_source' in done.stdout + done.stderr
+  assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize('name', ['simulate_gossip', 'simulate_jain'])
+def test_simulations_run_as_smoke(name, tmp_path):
+  done = _run(
+    'simulate', f'--config=configs/{name}.py:smoke', f'--workdir={tmp_path}'
+  )
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'timeline.png').exists()
+
+
+def test_sweep_ends_with_a_table_and_a_heat_map(tmp_path):
+  arguments = (
+    'sweep',
+    '--config=configs/digits_delay.py:smoke',
+    f'--workdir={tmp_path}',
+    '--grid=optimizer.rate=0.01,0.1;task.batch=16,32;protocol.delay=0,8',
+  )
+  done = _run(*arguments)
+  assert done.returncode == 0, done.stderr
+  assert '8 cells' in done.stdout
+  line = r'optimizer.rate=0\.1 task.batch=32 protocol.delay=8 test/accuracy=0\.'
+  assert len(re.findall(line, done.stdout)) == 1
+  with open(tmp_path / 'sweep.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == 8
+  assert (tmp_path / 'heat_map.png').read_bytes().startswith(b'\x89PNG')
+  again = _run(*arguments)
+  assert again.returncode == 0
+  assert not re.search(line, again.stdout)  # It skips what is done.
+
+
+def test_reports_of_several_runs(tmp_path):
+  for name in ('a', 'b'):
+    rate = {'a': 0.01, 'b': 0.02}[name]
+    done = _run(
+      'train',
+      '--config=configs/digits_async.py:smoke',
+      f'--workdir={tmp_path}/{name}',
+      f'--config.optimizer.rate={rate}',
+    )
+    assert done.returncode == 0, done.stderr
+  done = _run(
+    'report',
+    f'--workdir={tmp_path}/a,{tmp_path}/b',
+    f'--output={tmp_path}/both.html',
+  )
+  assert done.returncode == 0, done.stderr
+  page = (tmp_path / 'both.html').read_text()
+  assert '0.01' in page
+  assert '0.02' in page

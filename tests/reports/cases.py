@@ -1,0 +1,142 @@
+"""Small workdirs, and a reader of pages."""
+
+from html import parser
+
+import jasgd
+from jasgd import gossip
+from jasgd import protocols
+from jasgd import simulation
+from jasgd import workdir
+
+# Elements that are never closed.
+_VOID = {'meta', 'img', 'wbr'}
+
+PROTOCOLS = {
+  'asynchronous': protocols.asynchronous(),
+  'backup': protocols.backup(2),
+  'constant_delay': protocols.constant_delay(3),
+  'downpour': protocols.downpour(2, 4),
+  'hardsync': protocols.hardsync(),
+  'rennala': protocols.rennala(4),
+  'ringmaster': protocols.ringmaster(3),
+  'softsync': protocols.softsync(2),
+  'ssp': protocols.ssp(2),
+}
+
+
+def simulate(name='softsync', num_gradients=120):
+  protocol = PROTOCOLS[name]
+  if name == 'constant_delay':  # It says itself how many learners, and when.
+    return jasgd.simulate(protocol, num_gradients=num_gradients)
+  return jasgd.simulate(
+    protocol,
+    num_learners=6,
+    num_gradients=num_gradients,
+    compute=simulation.normal(1.0, 0.2),
+    network=simulation.Network(latency=0.05),
+  )
+
+
+def simulate_nodes(num_nodes=4):
+  return simulation.simulate_nodes(
+    gossip.Pull(),
+    num_nodes=num_nodes,
+    num_steps=10,
+    compute=simulation.normal(1.0, 0.2),
+    network=simulation.Network(latency=0.1),
+  )
+
+
+def make_config(rate=0.1, name='softsync'):
+  return {
+    'optimizer': {'name': 'sgd', 'rate': rate},
+    'protocol': {'name': name, 'arguments': [1, 2]},
+    'num_epochs': 3,
+    'note': 'a <b> & "c"',
+  }
+
+
+def make_lines(num_lines=4, every=10):
+  """A line for each chunk; every second one has no test metrics."""
+  for line in range(1, num_lines + 1):
+    row = {
+      'epoch': line / 2,
+      'time': 5.0 * line,
+      'train/loss': 2.0 / line,
+      'server/staleness_mean': 1.5,
+      'server/staleness_max': 4,
+      'server/factor_mean': 0.5,
+      'server/gap_mean': 0.01 * line,
+      'server/rate': 0.1,
+    }
+    if line % 2 == 0:
+      row |= {'test/loss': 3.0 / line, 'test/accuracy': 0.9 - 0.1 / line}
+    yield every * line, row
+
+
+def write_run(root, config=None, trace=None, lines=()):
+  """Makes a workdir with what is given, and nothing else."""
+  root.mkdir(parents=True, exist_ok=True)
+  paths = workdir.Workdir(root)
+  if config is not None:
+    workdir.write_json(paths.config, config)
+  if trace is not None:
+    trace.save(paths.trace)
+  lines = list(lines)
+  if lines:
+    with workdir.MetricsWriter(root, use_tensorboard=False) as writer:
+      for clock, metrics in lines:
+        writer.write(clock, metrics)
+  return root
+
+
+class Page(parser.HTMLParser):
+  """A page taken apart; its elements must be balanced."""
+
+  def __init__(self, path):
+    super().__init__()
+    self.source = path.read_text(encoding='utf-8')
+    self.tags = []  # (tag, attributes) of each element.
+    self.paragraphs = []
+    self.tables = {}  # The heading before it -> its rows, a list of cells.
+    self._stack = []
+    self._heading = ''
+    self.feed(self.source)
+    self.close()
+    assert not self._stack
+
+  def column(self, heading, index=1):
+    """The cells of a column by the name of their row."""
+    return {row[0]: row[index] for row in self.tables[heading][1:]}
+
+  @property
+  def images(self):
+    return [attributes for tag, attributes in self.tags if tag == 'img']
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+    if tag in _VOID:
+      return
+    self._stack.append(tag)
+    if tag in ('h2', 'summary'):
+      self._heading = ''
+    elif tag == 'table':
+      self.tables[self._heading] = []
+    elif tag == 'tr':
+      self.tables[self._heading].append([])
+    elif tag in ('th', 'td'):
+      self.tables[self._heading][-1].append('')
+    elif tag == 'p':
+      self.paragraphs.append('')
+
+  def handle_endtag(self, tag):
+    assert self._stack.pop() == tag
+
+  def handle_data(self, data):
+    tag = self._stack[-1] if self._stack else ''
+    if tag in ('h2', 'summary'):
+      self._heading += data
+    elif tag in ('th', 'td'):
+      self.tables[self._heading][-1][-1] += data
+    elif tag == 'p':
+      self.paragraphs[-1] += data

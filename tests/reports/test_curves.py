@@ -1,0 +1,190 @@
+"""Pictures of metrics and of staleness: which lines there are, and where."""
+
+from matplotlib import figure as mpl_figure
+import numpy as np
+import pytest
+
+from jasgd import reports
+from jasgd import traces
+from jasgd.reports import _curves
+from jasgd.reports import _histograms
+from jasgd.reports import _pictures
+from jasgd.reports import _runs
+from jasgd.reports import _shares
+from tests.reports import cases
+
+
+def _read(root, lines):
+  return _runs.read_run(cases.write_run(root, {}, lines=lines))
+
+
+def _get_lines(axes, style):
+  return [
+    line
+    for line in axes.lines
+    if line.get_linestyle() == style and len(line.get_xdata())
+  ]
+
+
+def test_each_quantity_against_epoch_and_time(tmp_path):
+  run = _read(tmp_path, cases.make_lines())
+  figure = _curves.draw_curves([run], ['run'])
+  grid = np.reshape(figure.axes, (-1, 2))
+  assert [row[0].get_ylabel() for row in grid] == [
+    'loss',
+    'test accuracy',
+    'staleness',
+    "policy's factor",
+    'gap |w - w_read|',
+  ]
+  labels = [axes.get_xlabel() for axes in grid[-1]]
+  assert labels == ['epoch', 'time (s)']
+  for column, xs in ((0, [0.5, 1, 1.5, 2]), (1, [5, 10, 15, 20])):
+    (train,) = _get_lines(grid[0, column], '-')
+    assert train.get_xdata().tolist() == xs
+    assert train.get_ydata().tolist() == pytest.approx([2, 1, 2 / 3, 0.5])
+    (test,) = _get_lines(grid[0, column], '--')
+    assert test.get_xdata().tolist() == xs[1::2]
+    (largest,) = _get_lines(grid[2, column], ':')
+    assert largest.get_ydata().tolist() == [4] * 4
+
+
+def test_without_epochs_and_time_the_clock(tmp_path):
+  run = _read(tmp_path, [(10, {'train/loss': 1.0}), (20, {'train/loss': 0.5})])
+  (axes,) = _curves.draw_curves([run], ['run']).axes
+  assert axes.get_xlabel() == 'clock'
+  assert axes.lines[0].get_xdata().tolist() == [10, 20]
+
+
+@pytest.mark.parametrize(
+  'lines', [[], [(1, {'other/metric': 1.0})], [(1, {'train/loss': np.nan})]]
+)
+def test_nothing_to_draw(lines, tmp_path):
+  assert _curves.draw_curves([_read(tmp_path, lines)], ['run']) is None
+
+
+def test_several_runs_share_axes_and_the_one_that_diverged_is_marked(tmp_path):
+  lines = list(cases.make_lines())
+  bad = [*lines[:2], (30, {'epoch': 1.5, 'train/loss': float('nan')})]
+  runs = [_read(tmp_path / 'a', lines), _read(tmp_path / 'b', bad)]
+  figure = _curves.draw_curves(runs, ['good', 'bad'])
+  texts = [text.get_text() for text in figure.legends[0].get_texts()]
+  assert texts == ['good', 'bad', 'diverged']
+  lines = _get_lines(figure.axes[0], '-')
+  assert [len(line.get_xdata()) for line in lines] == [4, 2]
+  colors = [line.get_color() for line in lines]
+  assert len({*colors}) == 2
+  (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == 'x']
+  assert cross.get_xydata().tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+  ('losses', 'scale'),
+  [
+    ((1.0, 0.5), 'linear'),
+    ((1.0, 0.001), 'log'),
+    ((1.0, 0.001, 0.0), 'symlog'),
+    ((0.0, 0.0), 'linear'),
+    ((1e30, 1.0), 'log'),
+  ],
+)
+def test_scales(losses, scale, tmp_path):
+  rows = [(clock, {'train/loss': loss}) for clock, loss in enumerate(losses, 1)]
+  (axes,) = _curves.draw_curves([_read(tmp_path, rows)], ['run']).axes
+  assert axes.get_yscale() == scale
+
+
+@pytest.mark.parametrize('number', [1, 8, 9, 40])
+def test_every_run_has_a_colour_of_its_own(number):
+  assert len({*_curves.pick_colors(number)}) == number
+
+
+def test_staleness_of_several_runs():
+  labelled = [
+    (cases.simulate(name), name) for name in ('hardsync', 'softsync', 'backup')
+  ]
+  figure = _histograms.draw_histograms(labelled)
+  outlines = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
+  for outline, (trace, name) in zip(outlines, labelled, strict=True):
+    histogram = traces.summarize(trace).staleness.histogram
+    shares = outline.get_data().values
+    assert shares.sum() == pytest.approx(1)
+    assert shares[: len(histogram)] == pytest.approx(
+      histogram / histogram.sum()
+    )
+    mean = traces.summarize(trace).staleness.mean
+    assert outline.get_label() == f'{name} (mean {mean:.2f})'
+
+
+@pytest.mark.parametrize('name', cases.PROTOCOLS)
+def test_staleness_of_one_run_applied_and_dropped(name):
+  trace = cases.simulate(name)
+  summary = traces.summarize(trace)
+  axes = _pictures.draw_staleness(trace).axes[0]
+  heights = sum(patch.get_height() for patch in axes.patches)
+  assert heights == summary.num_gradients
+  assert f'mean {summary.staleness.mean:.2f}, ' in axes.get_title()
+  texts = {text.get_text() for text in axes.get_legend().get_texts()}
+  has_drops = any(
+    count for fate, count in summary.fates.items() if fate.name[:4] == 'DROP'
+  )
+  expected = {'applied'} | ({'dropped'} if has_drops else set())
+  if summary.fates[traces.Fate.PENDING]:
+    expected.add('pending')
+  assert texts == expected
+
+
+@pytest.mark.parametrize(
+  'plot', [reports.plot_staleness, reports.plot_timeline]
+)
+def test_a_trace_without_gradients(plot, tmp_path):
+  trace = traces.Trace(traces.make_records(kind=[traces.Kind.JOIN]))
+  plot(trace, tmp_path / 'picture.png')
+  assert (tmp_path / 'picture.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize('num_learners', [6, 100])
+def test_shares_of_learners(num_learners, tmp_path):
+  clocks = np.arange(3 * num_learners)
+  records = traces.make_records(
+    learner=clocks * clocks % num_learners,
+    apply_clock=clocks,
+    compute_time=1.0,
+    arrive_time=2.0,
+  )
+  trace = traces.Trace(records, {'num_learners': num_learners})
+  run = _runs.read_run(cases.write_run(tmp_path, {}, trace))
+  shares = _shares.measure_shares(run)
+  learners = traces.summarize(trace).learners
+  expected = learners.num_applied / len(clocks)
+  assert shares.work == pytest.approx(expected)
+  assert shares.times['computes'] == pytest.approx(learners.times.busy / 2)
+  left, _ = _shares.draw_learners([run], ['run']).axes
+  if num_learners <= 64:
+    heights = [patch.get_height() for patch in left.patches]
+  else:
+    heights = left.patches[0].get_data().values
+  assert heights == pytest.approx(expected)
+
+
+def test_shares_without_a_trace(tmp_path):
+  run = _read(tmp_path, cases.make_lines())
+  assert _shares.draw_learners([run], ['run']) is None
+
+
+def test_a_long_label_does_not_squeeze_the_axes(tmp_path):
+  runs = [
+    _runs.read_run(cases.write_run(tmp_path / name, {}, cases.simulate()))
+    for name in ('a', 'b')
+  ]
+  figures = [
+    _shares.draw_learners(runs, labels)
+    for labels in (['a', 'b'], ['a' * 150] * 2)
+  ]
+  widths = [_measure_width(figure) for figure in figures]
+  assert widths[0] == pytest.approx(widths[1], rel=0.01)
+
+
+def _measure_width(figure: mpl_figure.Figure) -> float:
+  figure.draw_without_rendering()
+  return figure.axes[0].get_position().width

@@ -1,0 +1,206 @@
+"""Pictures of a server's run: which bars, where, of which kind."""
+
+import numpy as np
+import pytest
+
+from jasgd import protocols
+from jasgd import reports
+from jasgd import simulation
+from jasgd import traces
+from jasgd.reports import _pictures
+
+FATES = {
+  'asynchronous': protocols.asynchronous(),
+  'softsync': protocols.softsync(2),
+  'rennala': protocols.rennala(3),
+  'hardsync': protocols.hardsync(),
+}
+
+
+def _list_bars(axes):
+  """Kind -> [(row, start, end)] of each bar, in order."""
+  bars = {}
+  for collection in axes.collections:
+    if collection.get_label() in _pictures.COLORS:
+      corners = [path.get_extents() for path in collection.get_paths()]
+      bars[collection.get_label()] = sorted(
+        (round((box.y0 + box.y1) / 2), round(box.x0, 6), round(box.x1, 6))
+        for box in corners
+      )
+  return bars
+
+
+def _simulate(protocol, **arguments):
+  return simulation.simulate(
+    protocol, **{'num_learners': 3, 'num_gradients': 12, **arguments}
+  )
+
+
+def test_a_bar_for_each_thing_that_took_time():
+  """Pulls and pushes take 0.5; learner 1 computes for 2 s, 0 for 1 s."""
+  trace = _simulate(
+    protocols.hardsync(),
+    num_learners=2,
+    num_gradients=4,
+    compute=simulation.with_speeds(simulation.constant(2.0), [2, 1]),
+    network=simulation.Network(latency=0.5),
+  )
+  axes = _pictures.draw_timeline(trace, 4, 1e3).axes[0]
+  assert _list_bars(axes) == {
+    'computes': [(0, 0.5, 1.5), (0, 3.5, 4.5), (1, 0.5, 2.5), (1, 3.5, 5.5)],
+    'communicates': [
+      *((0, 0.0, 0.5), (0, 1.5, 2.0), (0, 3.0, 3.5), (0, 4.5, 5.0)),
+      *((1, 0.0, 0.5), (1, 2.5, 3.0), (1, 3.0, 3.5), (1, 5.5, 6.0)),
+    ],
+    'waits': [(0, 2.0, 3.0), (0, 5.0, 6.0)],
+  }
+  (updates,) = [
+    lines for lines in axes.collections if lines.get_label() == 'updates'
+  ]
+  times = [segment[0, 0] for segment in updates.get_segments()]
+  assert times == [3.0, 6.0]
+
+
+def test_the_dead_do_not_wait():
+  """Learner 0 waits from 1 on, and dies at 3; learner 1 needs 10 s."""
+  trace = _simulate(
+    protocols.hardsync(),
+    num_gradients=6,
+    compute=simulation.with_speeds(simulation.constant(1.0), [1, 0.1, 1]),
+    failures=[(3.0, 0, 12.0)],
+  )
+  bars = _list_bars(_pictures.draw_timeline(trace, 4, 1e3).axes[0])
+  assert bars['waits'][:2] == [(0, 1.0, 3.0), (0, 13.0, 20.0)]
+
+
+def test_who_was_gone_has_no_bar_of_waiting():
+  trace = _simulate(
+    protocols.asynchronous(),
+    num_gradients=5,
+    network=simulation.Network(latency=1.0),
+    failures=[(2.5, 0)],
+  )
+  assert trace.fate[0] == protocols.Fate.DROPPED_GONE
+  bars = _list_bars(_pictures.draw_timeline(trace, 4, 1e3).axes[0])
+  assert 'waits' not in bars
+  assert [bar[0] for bar in bars['computes']].count(0) == 1
+
+
+def test_who_waits_at_the_end_waits_to_the_end():
+  trace = _simulate(
+    protocols.hardsync(),
+    num_learners=2,
+    num_gradients=3,
+    compute=simulation.with_speeds(simulation.constant(1.0), [1, 0.5]),
+  )
+  bars = _list_bars(_pictures.draw_timeline(trace, 4, 1e3).axes[0])
+  assert bars['waits'] == [(0, 1.0, 2.0)]  # The second wait has just begun.
+
+
+def test_the_picture_costs_the_same_for_any_number_of_learners():
+  numbers = {}
+  for num_learners in (20, 10_000):
+    trace = simulation.simulate(
+      protocols.asynchronous(),
+      num_learners=num_learners,
+      num_gradients=5 * num_learners,
+      compute=simulation.normal(1.0, 0.2),
+    )
+    axes = _pictures.draw_timeline(trace, 16, 8.0).axes[0]
+    numbers[num_learners] = len(axes.get_children())
+    bars = _list_bars(axes)
+    assert {bar[0] for bar in bars['computes']} == set(range(16))
+  assert numbers[10_000] <= numbers[20] < 30
+
+
+def test_updates_are_lines_unless_they_are_too_many():
+  for num_gradients, is_drawn in ((300, True), (301, False)):
+    trace = _simulate(
+      protocols.asynchronous(), num_learners=1, num_gradients=num_gradients
+    )
+    axes = _pictures.draw_timeline(trace, 1, 1e4).axes[0]
+    lines = [
+      len(lines.get_segments())
+      for lines in axes.collections
+      if lines.get_label() == 'updates'
+    ]
+    assert lines == ([num_gradients] if is_drawn else [])
+
+
+@pytest.mark.parametrize('num_learners', [1, 2, 3, 16])
+def test_ticks_are_whole_numbers(num_learners):
+  trace = _simulate(
+    protocols.asynchronous(), num_learners=num_learners, num_gradients=40
+  )
+  axes = _pictures.draw_timeline(trace, 16, 8.0).axes[0]
+  bottom, top = axes.get_ylim()
+  ticks = [tick for tick in axes.get_yticks() if top <= tick <= bottom]
+  assert ticks
+  assert all(tick == round(tick) for tick in ticks)
+
+
+def test_the_timeline_counts_from_the_first_start():
+  trace = _simulate(protocols.ssp(1), compute=simulation.normal(1.0, 0.2))
+  records = np.array(trace.records)
+  for name in ('start_time', 'arrive_time', 'release_time'):
+    records[name] += 1e6
+  later = traces.Trace(records, trace.header)
+  first, second = (
+    _list_bars(_pictures.draw_timeline(each, 3, 3.0).axes[0])
+    for each in (trace, later)
+  )
+  assert len(first['computes']) >= 9
+  for kind in first.keys() | second.keys():
+    np.testing.assert_allclose(first[kind], second[kind], atol=1e-5)
+
+
+@pytest.mark.parametrize('name', FATES)
+def test_the_mean_is_of_applied_gradients(name):
+  trace = simulation.simulate(
+    FATES[name],
+    num_learners=7,
+    num_gradients=101,
+    compute=simulation.exponential(1.0),
+  )
+  summary = traces.summarize(trace)
+  axes = _pictures.draw_staleness(trace).axes[0]
+  assert f'mean {summary.staleness.mean:.2f}, ' in axes.get_title()
+  dropped = sum(
+    count
+    for fate, count in summary.fates.items()
+    if fate not in (traces.Fate.APPLIED, traces.Fate.PENDING)
+  )
+  expected = {
+    'applied': summary.fates[traces.Fate.APPLIED],
+    'pending': summary.fates[traces.Fate.PENDING],
+    'dropped': dropped,
+  }
+  heights = {
+    bars[0].get_label(): sum(bar.get_height() for bar in bars)
+    for bars in axes.containers
+  }
+  expected = {kind: count for kind, count in expected.items() if count}
+  assert heights == expected
+  texts = [text.get_text() for text in axes.get_legend().get_texts()]
+  assert sorted(texts) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+  ('draw', 'plot'),
+  [
+    (_pictures.draw_staleness, reports.plot_staleness),
+    (lambda trace: _pictures.draw_timeline(trace, 4, 8), reports.plot_timeline),
+  ],
+  ids=['staleness', 'timeline'],
+)
+def test_a_trace_without_gradients(draw, plot, tmp_path):
+  """Everybody died before the first."""
+  trace = _simulate(
+    protocols.asynchronous(), failures=[(0.5, i) for i in range(3)]
+  )
+  assert not trace.num_gradients
+  assert len(trace.events) == 3
+  texts = [text.get_text() for text in draw(trace).axes[0].texts]
+  assert texts == ['no gradients']
+  plot(trace, tmp_path / 'picture.png')
+  assert (tmp_path / 'picture.png').read_bytes().startswith(b'\x89PNG')
