@@ -11,11 +11,11 @@ from jasgd.engine._nodes import NodesReplayed
 from jasgd.engine._plan import make_plan
 from jasgd.engine._plan import Plan
 from jasgd.engine._replay import find_difference
-from jasgd.engine._replay import make_loop
-from jasgd.engine._replay import MODES
-from jasgd.engine._replay import Replay
 from jasgd.engine._replay import replay
 from jasgd.engine._replay import Replayed
+from jasgd.engine._run import make_loop
+from jasgd.engine._run import MODES
+from jasgd.engine._run import Replay
 from jasgd.engine._update import make_update
 from jasgd.engine._update import ServerState
 from jasgd.engine._update import Update

@@ -5,21 +5,16 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jasgd import tasks
 from jasgd import traces
 from jasgd import transforms
-from jasgd.engine import _memory
 from jasgd.engine import _nodes
 from jasgd.engine import _plan
+from jasgd.engine import _run
 from jasgd.engine import _update
-from jasgd.engine import exact
-from jasgd.engine import fast
-
-MODES = ('exact', 'fast')
 
 # Updates between looks at the loss, if there are no evaluations.
 _DEFAULT_CHUNK = 1000
@@ -113,8 +108,10 @@ def replay(
     >>> result.clock, len(result.history['loss'])
     (200, 200)
   """
-  if mode not in MODES:
-    raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}.')
+  if mode not in _run.MODES:
+    raise ValueError(
+      f'mode must be one of {", ".join(_run.MODES)}, got {mode!r}.'
+    )
   if isinstance(trace, traces.NodeTrace):
     if (policy, per_gradient, local_rate, num_parallel) != (
       ('constant', None, None, 1)
@@ -133,7 +130,7 @@ def replay(
       eval_every=eval_every,
       init=init,
     )
-  run = Replay(
+  run = _run.Replay(
     task,
     _update.make_update(optimizer, policy=policy, per_gradient=per_gradient),
     _plan.make_plan(trace, num_samples=task.num_samples, get_rate=get_rate),
@@ -157,136 +154,6 @@ def replay(
     is_diverged=run.is_diverged,
     history=_join(histories),
     evaluations=_join(evaluations),
-  )
-
-
-class Replay:
-  """A replay under way, chunk by chunk, which can be saved and resumed.
-
-  Attributes:
-    plan: What is to be computed.
-    clock: Updates made.
-    is_diverged: Whether a loss was not finite.
-  """
-
-  def __init__(
-    self,
-    task: tasks.Task,
-    server: _update.Update,
-    plan: _plan.Plan,
-    *,
-    seed: int,
-    mode: str,
-    local_rate: float | None,
-    chunk: int,
-    init: tuple[Any, Any] | None = None,
-    num_parallel: int = 1,
-    loop: fast.Loop | None = None,
-    num_slots: int | None = None,
-  ) -> None:
-    """Starts at clock 0; `loop` and `num_slots` share a compilation."""
-    _check(plan, mode, local_rate, num_parallel, task)
-    self._task = task
-    self.plan = plan
-    self.clock = 0
-    self.is_diverged = False
-    self._chunk = chunk
-    params, stats = init or task.init(jax.random.key(seed, impl='threefry2x32'))
-    params, stats = jax.tree.map(jnp.asarray, (params, stats))
-    _memory.check_memory(plan.num_slots + 3 * plan.num_copies, (params, stats))
-    rate = 0.0 if local_rate is None else local_rate
-    self._engine: exact.ExactEngine | fast.FastEngine
-    if mode == 'exact':
-      self._engine = exact.ExactEngine(
-        task,
-        server,
-        plan,
-        params=params,
-        stats=stats,
-        seed=seed,
-        local_rate=rate,
-      )
-    else:
-      self._engine = fast.FastEngine(
-        task,
-        plan,
-        loop or make_loop(task, server, plan, num_parallel),
-        fast.init_carry(server, plan, params, stats, num_slots),
-        seed=seed,
-        local_rate=rate,
-        num_events=_count_events(plan, chunk),
-        num_parallel=num_parallel,
-      )
-
-  @property
-  def state(self) -> _update.ServerState:
-    """The server's state after the updates made so far."""
-    return self._engine.state
-
-  @property
-  def carry(self) -> Any:
-    """All that is needed, with `clock`, to go on: a tree of arrays."""
-    return self._engine.carry
-
-  @property
-  def is_done(self) -> bool:
-    """Whether all updates were made, or there is no use in making more."""
-    return self.clock >= self.plan.num_updates or self.is_diverged
-
-  def restore(self, clock: int, carry: Any) -> None:
-    """Goes on from a `carry` that was saved at `clock`."""
-    self.clock = clock
-    self._engine.carry = carry
-
-  def advance(self) -> dict[str, np.ndarray]:
-    """Makes the updates of one chunk.
-
-    Returns:
-      The history of these updates, as in `Replayed`. Of a run that diverges it
-      ends with the first loss that is not finite.
-    """
-    start = self.clock
-    # Chunks end at multiples, so that a resumed run has the same ones.
-    stop = min((start // self._chunk + 1) * self._chunk, self.plan.num_updates)
-    outputs = self._engine.advance(start, stop)
-    history = _summarize(self.plan, start, stop, jax.device_get(outputs))
-    history['epoch'] = history['epoch'] / self._task.num_samples
-    self.clock = stop
-    is_bad = ~np.isfinite(history['loss'])
-    if np.any(is_bad):
-      self.is_diverged = True
-      end = int(np.argmax(is_bad)) + 1
-      history = {name: column[:end] for name, column in history.items()}
-    return history
-
-  def evaluate(self) -> dict[str, Any]:
-    """The task's metrics on its test data, now; a row of `evaluations`."""
-    last = self.plan.ends[self.clock] - 1
-    row = {
-      'clock': self.clock,
-      'epoch': self.plan.samples[last] / self._task.num_samples,
-      'time': self.plan.time[last],
-    }
-    if self._task.test_data is not None:
-      metrics = tasks.evaluate(self._task, self.state.params, self.state.stats)
-      row |= {name: float(value) for name, value in metrics.items()}
-    return row
-
-
-def make_loop(
-  task: tasks.Task,
-  server: _update.Update,
-  plan: _plan.Plan,
-  num_parallel: int = 1,
-) -> fast.Loop:
-  """The compiled loop for plans like this one."""
-  return fast.make_loop(
-    task,
-    server,
-    is_single=plan.is_single,
-    has_copies=plan.has_copies,
-    has_local_steps=bool(np.any(plan.num_steps > 1)),
-    num_parallel=num_parallel,
   )
 
 
@@ -327,7 +194,7 @@ def find_difference(
   """
   server = _update.make_update(optimizer, policy=policy)
   runs = [
-    Replay(
+    _run.Replay(
       task,
       server,
       _plan.make_plan(trace, num_samples=task.num_samples),
@@ -354,68 +221,6 @@ def _is_same(first: Any, second: Any) -> bool:
     strict=True,
   )
   return all(a.tobytes() == b.tobytes() for a, b in pairs)
-
-
-def _check(
-  plan: _plan.Plan,
-  mode: str,
-  local_rate: float | None,
-  num_parallel: int,
-  task: tasks.Task,
-) -> None:
-  """Raises a ValueError for what cannot be."""
-  if mode not in MODES:
-    raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}.')
-  if num_parallel < 1:
-    raise ValueError(f'num_parallel must be at least 1, got {num_parallel}.')
-  has_local_steps = plan.has_copies or bool(np.any(plan.num_steps > 1))
-  if has_local_steps and local_rate is None:
-    raise ValueError(
-      'In this trace learners step on their own copies of the weights: say at '
-      'which local_rate.'
-    )
-  if has_local_steps and task.is_streamed and mode == 'fast':
-    raise ValueError(
-      f'The task {task.name!r} is streamed, and learners step on their own: '
-      "that needs mode='exact'."
-    )
-  if plan.has_copies and num_parallel > 1:
-    raise ValueError(
-      'Where learners step on their own copies, num_parallel must be 1, got '
-      f'{num_parallel}.'
-    )
-
-
-def _count_events(plan: _plan.Plan, chunk: int) -> int:
-  """The most events in a chunk of updates."""
-  starts = np.arange(0, plan.num_updates, chunk)
-  stops = np.minimum(starts + chunk, plan.num_updates)
-  return int((plan.ends[stops] - plan.ends[starts]).max())
-
-
-def _summarize(
-  plan: _plan.Plan, start: int, stop: int, outputs: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-  """The history of some updates from what their events gave."""
-  first, last = plan.ends[start], plan.ends[stop]
-  is_push = plan.is_push[first:last]
-  starts = plan.ends[start:stop] - first
-  sizes = np.add.reduceat(is_push.astype(int), starts)
-  ends = plan.ends[start + 1 : stop + 1] - 1
-
-  def average(values: np.ndarray) -> np.ndarray:
-    pushed = np.where(is_push, values, 0).astype(float)
-    return np.add.reduceat(pushed, starts) / sizes
-
-  return {
-    'clock': np.arange(start + 1, stop + 1),
-    'epoch': plan.samples[ends],
-    'time': plan.time[ends],
-    'loss': average(outputs['loss']),
-    'staleness': average(plan.staleness[first:last]),
-    'factor': average(outputs['factor']),
-    'gap': average(outputs['gap']),
-  }
 
 
 def _join(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:

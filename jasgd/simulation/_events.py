@@ -6,7 +6,7 @@ server.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 import heapq
 import itertools
 
@@ -55,7 +55,7 @@ class EventLoop:
     self._pull_time = network.link_time(network.bytes_per_pull)
     self._push_turn = network.server_link_time(network.bytes_per_push)
     self._pull_turn = network.server_link_time(network.bytes_per_pull)
-    self._update_times = _iterate_update_times(network, seed)
+    self._update_times = _network.iterate_update_times(network, seed)
     self._is_free = network.is_free
     self._now = 0.0  # When the event was that is being handled.
     self._in_free = self._out_free = self._server_free = 0.0
@@ -318,21 +318,3 @@ class EventLoop:
       [learner, *orphan[:3]] for (learner, _), orphan in self._orphans.items()
     ]
     return sorted(rows)
-
-
-def _iterate_update_times(
-  network: _network.Network, seed: int
-) -> Iterator[float]:
-  """The durations of the server's updates, one after another."""
-  time = network.server_time
-  if not isinstance(time, _times.ComputeTime):
-    return itertools.repeat(time / network.num_shards)
-  blocks = (
-    time.table(seed, 1000 * i, 1000, 1, stream=_times.SERVER)
-    for i in itertools.count()
-  )
-  return (
-    duration / network.num_shards
-    for block in blocks
-    for duration in block[:, 0].tolist()
-  )

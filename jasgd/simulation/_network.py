@@ -1,11 +1,15 @@
 """How long messages and updates take."""
 
+from collections.abc import Iterator
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jasgd import protocols
 from jasgd.simulation import _times
+
+_NUM_DRAWN = 1000  # Durations of updates that are drawn at once.
 
 
 class Network(NamedTuple):
@@ -146,3 +150,19 @@ def make_network(
   )
   network.check()
   return network
+
+
+def iterate_update_times(network: Network, seed: int) -> Iterator[float]:
+  """The durations of updates, one after another; shards share the work."""
+  time = network.server_time
+  if not isinstance(time, _times.ComputeTime):
+    return itertools.repeat(time / network.num_shards)
+  blocks = (
+    time.table(seed, first, _NUM_DRAWN, 1, stream=_times.SERVER)
+    for first in itertools.count(0, _NUM_DRAWN)
+  )
+  return (
+    duration / network.num_shards
+    for block in blocks
+    for duration in block[:, 0].tolist()
+  )

@@ -1,17 +1,10 @@
 """Elastic averaging: a centre that serves one node after another."""
 
-from collections.abc import Iterator
-import itertools
-
 from jasgd import gossip
 from jasgd import traces
 from jasgd.simulation import _network
 from jasgd.simulation import _node_loop
 from jasgd.simulation import _node_records
-from jasgd.simulation import _times
-
-# Durations of updates that are drawn at once.
-_NUM_DRAWN = 1000
 
 
 class ElasticLoop(_node_loop.NodeLoop):
@@ -31,7 +24,7 @@ class ElasticLoop(_node_loop.NodeLoop):
     self._rate = setup.strategy.rate
     self._link_time = network.link_time(network.bytes_per_push)
     self._turn = network.server_link_time(network.bytes_per_push)
-    self._update_times = _iterate_update_times(network, setup.seed)
+    self._update_times = _network.iterate_update_times(network, setup.seed)
     self._in_free = self._out_free = self._centre_free = 0.0
     self._centre_version = 0
     self._handlers |= {
@@ -108,21 +101,3 @@ class ElasticLoop(_node_loop.NodeLoop):
         *(1 - rate, rate, 0.0, start, end),
       )
     )
-
-
-def _iterate_update_times(
-  network: _network.Network, seed: int
-) -> Iterator[float]:
-  """How long the centre takes to move, each time; shards share the work."""
-  time = network.server_time
-  if not isinstance(time, _times.ComputeTime):
-    return itertools.repeat(time / network.num_shards)
-  blocks = (
-    time.table(seed, first, _NUM_DRAWN, 1, stream=_times.SERVER)
-    for first in itertools.count(0, _NUM_DRAWN)
-  )
-  return (
-    duration / network.num_shards
-    for block in blocks
-    for duration in block[:, 0].tolist()
-  )

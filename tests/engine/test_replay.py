@@ -111,7 +111,7 @@ def test_gradients_at_once_are_the_same(
 ):
   if use_vmap:
     monkeypatch.setattr(
-      engine.fast, '_map', lambda function, rows: jax.vmap(function)(rows)
+      engine._loop, '_map', lambda function, rows: jax.vmap(function)(rows)
     )
   task, trace = _make_task('logistic'), cases.simulate(name, 60)
   plain, parallel = (

@@ -41,7 +41,7 @@ def _start(program):
   return workers.Worker('The child', [sys.executable, '-c', program], {})
 
 
-@pytest.mark.parametrize('case', {case for _, case in TURNS}, ids=str)
+@pytest.mark.parametrize('case', sorted({case for _, case in TURNS}), ids=str)
 def test_every_case_is_a_line(case):
   assert cases.parse_case(case.line) == case
   assert case.num_steps >= 2
