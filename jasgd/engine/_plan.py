@@ -45,6 +45,7 @@ class Plan:
     ends: [updates + 1]: the events of update u are `ends[u]` to `ends[u + 1]`.
     num_slots: With the last.
     num_copies: Learners that have a copy of their own.
+    has_rates: Whether there is a schedule; else all rates are 1.
     is_single: Whether every update is of one gradient.
   """
 
@@ -66,6 +67,7 @@ class Plan:
   ends: np.ndarray
   num_slots: int
   num_copies: int
+  has_rates: bool
   is_single: bool
 
   @property
@@ -116,6 +118,7 @@ def make_plan(
     ends=ends,
     num_slots=num_slots,
     num_copies=traces.statistics.count_learners(trace) if has_copies else 0,
+    has_rates=get_rate is not None,
     is_single=len(ends) - 1 == len(applied),
   )
 

@@ -29,7 +29,9 @@ class Update(NamedTuple):
     accumulate: `(state, gradient, staleness, stale_params) -> state`. Takes a
       `Gradient` in, to be part of the next update.
     update: `(state, rate, num_learners) -> state`. Updates the weights with
-      what was taken in. The optimizer's updates are multiplied by `rate`.
+      what was taken in. The optimizer's updates are multiplied by `rate`;
+      None leaves them alone, as even a factor of 1 may change how a compiler
+      rounds.
     apply: `(state, gradient, staleness, stale_params, rate, num_learners, *,
       is_single) -> state`. Both at once. `is_single` says, to the compiler,
       that nothing was taken in before; the optimizer gets `stale_params` then.
@@ -139,9 +141,10 @@ def _compile(
     updates, aggregated = aggregation.update(
       state.aggregation, state.params, stale_params=stale_params
     )
-    updates = jax.tree.map(
-      lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
-    )
+    if rate is not None:
+      updates = jax.tree.map(
+        lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
+      )
     return ServerState(
       params=optax.apply_updates(state.params, updates),
       stats=jax.tree.map(

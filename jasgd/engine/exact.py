@@ -140,7 +140,8 @@ class ExactEngine:
     staleness = int(plan.staleness[event])
     gap = server.measure_gap(state, stale_params)
     factor = server.get_factor(staleness, state.aggregation.server_clock)
-    rate, num_learners = plan.rate[event], int(plan.num_learners[event])
+    rate = plan.rate[event] if plan.has_rates else None
+    num_learners = int(plan.num_learners[event])
     if plan.is_update[event] and not plan.is_alone[event]:
       is_single = event == 0 or bool(plan.is_update[event - 1])
       state = server.apply(
