@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app
 from absl import flags
@@ -18,7 +18,10 @@ def run(main: Callable[[], None]) -> None:
     # By default jax says at length which accelerators it did not find.
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)
-    main()
+    try:
+      main()
+    except app.UsageError as error:
+      _refuse(argv[0], str(error))
 
   app.run(parsed_main, flags_parser=_parse)
 
@@ -37,8 +40,13 @@ def _parse(argv: list[str]) -> list[str]:
   ) as error:
     # Where a config file raises, the text has a whole traceback in it.
     text = ' '.join(map(str, error.args)).strip().splitlines()[-1].strip()
-    sys.stderr.write(f'{argv[0]}: bad flags: {text}\nSee --help.\n')
-    sys.exit(1)
+    _refuse(argv[0], f'bad flags: {text}')
+
+
+def _refuse(program: str, message: str) -> NoReturn:
+  """Says what is wrong, and no more: --help says the rest."""
+  sys.stderr.write(f'{program}: {message}\nSee --help.\n')
+  sys.exit(1)
 
 
 def check_config(config: Any, *kinds: type) -> None:

@@ -46,11 +46,27 @@ def main() -> None:
     axes = experiment.parse_grid(_GRID.value)
     cells = experiment.list_cells(config, axes)
     print(f'{len(cells)} cells', flush=True)
-    rows = experiment.sweep(config, _GRID.value, workdir, on_row=_print_row)
+    experiment.sweep(config, _GRID.value, workdir, on_row=_print_row)
   except ValueError as error:
     raise app.UsageError(str(error)) from None
+  # Whoever comes last has the most rows, and writes what stays.
+  with experiment.lock_file(workdir / 'sweep.lock'):
+    rows = experiment.read_rows(workdir, cells)
+    _write(workdir, cells, axes, rows)
+
+
+def _write(
+  workdir: pathlib.Path,
+  cells: list[dict[str, Any]],
+  axes: list[list[dict[str, Any]]],
+  rows: list[dict[str, Any]],
+) -> None:
+  """Prints the table; writes it, and the pictures."""
   columns = [*cells[0], 'clock', _VALUE.value, 'train/loss', 'is_diverged']
   print(reports.format_table(rows, columns))
+  for row in rows:
+    if 'error' in row:
+      print(f'{ {name: row[name] for name in cells[0]} }: {row["error"]}')
   if len(rows) < len(cells):
     print(f'{len(cells) - len(rows)} cells are with other processes.')
   experiment.write_csv(workdir / 'sweep.csv', rows)

@@ -85,6 +85,7 @@ def make_plan(
   trace: traces.Trace,
   *,
   num_samples: int,
+  batch: int,
   get_rate: Callable[[float], float] | None = None,
 ) -> Plan:
   """Reads a trace.
@@ -92,6 +93,7 @@ def make_plan(
   Args:
     trace: From its first update on.
     num_samples: An epoch.
+    batch: Samples per minibatch, whatever the trace was simulated with.
     get_rate: From the epochs before an update to the factor of its rate.
 
   Returns:
@@ -106,6 +108,8 @@ def make_plan(
   has_copies = bool(np.any(records['kind'] == traces.Kind.FETCH))
   list_events = _list_segments if has_copies else _list_gradients
   columns = list_events(records, applied, trace.header)
+  steps_per_push = int(trace.header.get('steps_per_push', 1))
+  columns['samples'] = np.cumsum(columns['is_push']) * batch * steps_per_push
   ends = np.append(0, np.flatnonzero(columns['is_update']) + 1)
   read_slot, write_slot, num_slots = _allocate_slots(
     columns['read_clock'], ends
@@ -184,7 +188,6 @@ def _list_gradients(
     'num_learners': _count_present(records, header)[applied],
     'read_clock': gradients['read_clock'],
     'time': gradients['arrive_time'],
-    'samples': gradients['samples'],
   }
 
 
@@ -235,7 +238,6 @@ def _list_segments(
     'num_learners': _count_present(records, header)[index],
     'read_clock': np.where(is_push, NOTHING, chosen['read_clock']),
     'time': chosen['arrive_time'],
-    'samples': chosen['samples'],
   }
 
 

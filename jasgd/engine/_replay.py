@@ -28,8 +28,10 @@ class Replayed:
     params: The weights after the last update.
     stats: What is not trained, after the last update.
     state: The server's whole state.
-    clock: Updates made; fewer than in the trace if the run diverged.
-    is_diverged: Whether a loss was not finite.
+    clock: Updates made. A run that diverges ends at the next evaluation, or
+      after some updates, and its history before: with the first loss that is
+      not finite.
+    is_diverged: Whether a loss, or a weight, was not finite.
     history: An entry for each update: `clock` (after it), `epoch`, `time`,
       `loss` (of the minibatches, before it), `staleness`, `factor` (of the
       policy) and `gap` (|w - w_read|), each the mean over its gradients.
@@ -133,7 +135,12 @@ def replay(
   run = _run.Replay(
     task,
     _update.make_update(optimizer, policy=policy, per_gradient=per_gradient),
-    _plan.make_plan(trace, num_samples=task.num_samples, get_rate=get_rate),
+    _plan.make_plan(
+      trace,
+      num_samples=task.num_samples,
+      batch=task.batch,
+      get_rate=get_rate,
+    ),
     seed=seed,
     mode=mode,
     local_rate=local_rate,
@@ -164,8 +171,11 @@ def find_difference(
   second: traces.Trace,
   *,
   policy: transforms.policies.PolicyLike = 'constant',
+  per_gradient: optax.GradientTransformation | None = None,
+  get_rate: Callable[[float], float] | None = None,
   local_rate: float | None = None,
   seed: int = 0,
+  init: tuple[Any, Any] | None = None,
 ) -> int | None:
   """The first clock at which two traces give other weights, bit for bit.
 
@@ -174,13 +184,19 @@ def find_difference(
     optimizer: Any optax optimizer.
     first: A trace.
     second: Another.
-    policy: As in `replay`.
-    local_rate: As in `replay`.
-    seed: As in `replay`.
+    policy: As in `replay`, and so are the others.
+    per_gradient: Run on each gradient before the policy.
+    get_rate: The schedule.
+    local_rate: Of learners on their own copies.
+    seed: Of everything that is random.
+    init: The first (params, stats).
 
   Returns:
     The clock after the first update that differs, or the end of the shorter
     trace; None if there is no difference.
+
+  Raises:
+    ValueError: if a trace is one of nodes, which have no clock.
 
   Examples:
     >>> import jasgd, optax
@@ -192,16 +208,27 @@ def find_difference(
     >>> engine.find_difference(task, optax.sgd(0.1), first, second)
     4
   """
-  server = _update.make_update(optimizer, policy=policy)
+  for trace in (first, second):
+    if isinstance(trace, traces.NodeTrace):
+      raise ValueError('Traces of nodes have no clock to compare them at.')
+  server = _update.make_update(
+    optimizer, policy=policy, per_gradient=per_gradient
+  )
   runs = [
     _run.Replay(
       task,
       server,
-      _plan.make_plan(trace, num_samples=task.num_samples),
+      _plan.make_plan(
+        trace,
+        num_samples=task.num_samples,
+        batch=task.batch,
+        get_rate=get_rate,
+      ),
       seed=seed,
       mode='exact',
       local_rate=local_rate,
       chunk=1,
+      init=init,
     )
     for trace in (first, second)
   ]

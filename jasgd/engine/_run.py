@@ -114,6 +114,8 @@ class Replay:
       self.is_diverged = True
       end = int(np.argmax(is_bad)) + 1
       history = {name: column[:end] for name, column in history.items()}
+    elif not _is_finite(self.state.params):  # Nobody computed a loss on them.
+      self.is_diverged = True
     return history
 
   def evaluate(self) -> dict[str, Any]:
@@ -207,3 +209,10 @@ def _summarize(
     'factor': average(outputs['factor']),
     'gap': average(outputs['gap']),
   }
+
+
+@jax.jit
+def _is_finite(tree: Any) -> jax.Array:
+  """Whether all numbers in a tree are finite."""
+  leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+  return jnp.all(jnp.stack(leaves))

@@ -11,6 +11,8 @@ from jasgd.experiment._parts import StrategyConfig
 from jasgd.experiment._parts import TimeConfig
 from jasgd.experiment._simulations import NodeSimulationConfig
 from jasgd.experiment._simulations import SimulationConfig
+from jasgd.experiment._sweep import lock_file
+from jasgd.experiment._sweep import read_rows
 from jasgd.experiment._sweep import sweep
 from jasgd.experiment._sweep import write_csv
 from jasgd.experiment._train import make_replay
@@ -34,9 +36,11 @@ __all__ = [
   'TimeConfig',
   'TrainingConfig',
   'list_cells',
+  'lock_file',
   'make_replay',
   'measure_chunk',
   'parse_grid',
+  'read_rows',
   'sweep',
   'train_and_evaluate',
   'write_csv',

@@ -1,5 +1,6 @@
 """Grids of configs: which fields take which values."""
 
+import ast
 import copy
 import dataclasses
 import itertools
@@ -14,7 +15,8 @@ def parse_grid(text: str) -> list[list[Cell]]:
 
   Axes are separated by semicolons, values by commas. Fields that change
   together are joined by commas, and their values by colons:
-  'optimizer.name,optimizer.rate=sgd:0.1,adam:0.001'.
+  'optimizer.name,optimizer.rate=sgd:0.1,adam:0.001'. A tuple is written in
+  parentheses: 'schedule.epochs=(10,20),(15,)'.
 
   Args:
     text: The grid.
@@ -32,10 +34,10 @@ def parse_grid(text: str) -> list[list[Cell]]:
   """
   axes = []
   seen: set[str] = set()
-  for part in filter(None, (part.strip() for part in text.split(';'))):
+  for part in filter(None, _split(text, ';')):
     left, sign, right = part.partition('=')
     names = [name.strip() for name in left.split(',')]
-    points = [point.strip() for point in right.split(',')]
+    points = _split(right, ',')
     if not sign or not all(names) or not all(points):
       raise ValueError(
         f'An axis of a grid is written as field=value,value, got {part!r}.'
@@ -46,7 +48,7 @@ def parse_grid(text: str) -> list[list[Cell]]:
       seen.add(name)
     axis = []
     for point in points:
-      values = point.split(':') if len(names) > 1 else [point]
+      values = _split(point, ':') if len(names) > 1 else [point]
       if len(values) != len(names):
         raise ValueError(
           f'{left!r} are {len(names)} fields, but {point!r} has '
@@ -118,18 +120,29 @@ def _get(config: Any, name: str) -> Any:
   return part
 
 
+def _split(text: str, sign: str) -> list[str]:
+  """Splits at a sign, but not within parentheses."""
+  parts, depth = [''], 0
+  for letter in text:
+    depth += (letter in '([{') - (letter in ')]}')
+    if letter == sign and not depth:
+      parts.append('')
+    else:
+      parts[-1] += letter
+  return [part.strip() for part in parts]
+
+
 def _convert(name: str, text: str, old: Any) -> Any:
   """A value from the command line, of the type of the field's old value."""
   try:
     if isinstance(old, bool):
       return {'true': True, 'false': False, '1': True, '0': False}[text.lower()]
-    if isinstance(old, int):
-      return int(text)
-    if isinstance(old, float):
-      return float(text)
-    if isinstance(old, str):
-      return text
-  except (KeyError, ValueError):
+    if isinstance(old, tuple):
+      value = ast.literal_eval(text)
+      return value if isinstance(value, tuple) else (value,)
+    if isinstance(old, (int, float, str)):
+      return type(old)(text)
+  except (KeyError, SyntaxError, ValueError):
     pass
   raise ValueError(
     f'{name} takes a {type(old).__name__} in a grid, got {text!r}.'

@@ -7,6 +7,7 @@ import inspect
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
 from jasgd import transforms
@@ -32,8 +33,8 @@ class OptimizerConfig:
   # sgd: momentum, and whether it is Nesterov's.
   momentum: float = 0.9
   nesterov: bool = False
-  # What else optax's function takes, such as {'b1': 0.9, 'b2': 0.99}.
-  arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # What else optax's function takes, such as (('b1', 0.9), ('b2', 0.99)).
+  arguments: tuple[tuple[str, Any], ...] = ()
   # What staleness leaves of a gradient: a name in `jasgd.policies`, such as
   # 'inverse', with its arguments.
   policy: str = 'constant'
@@ -43,7 +44,8 @@ class OptimizerConfig:
   policy_on: str = 'gradient'
   # What is done to a stale gradient: none, delay_compensation or gap_aware.
   correction: str = 'none'
-  # Times the weights, added to the gradient (adamw: to the update).
+  # Times the weights, added to the gradient; to the update by those optimizers
+  # that have a weight decay of their own, such as adamw.
   weight_decay: float = 0.0
   # The largest norm of a gradient, and of an update's mean gradient; 0: any.
   clip_gradient: float = 0.0
@@ -85,18 +87,22 @@ class OptimizerConfig:
 
   def make_optimizer(self) -> optax.GradientTransformation:
     """The per-update chain, at rate 1: the engine sets the rate."""
-    arguments = dict(self.arguments)
+    own: dict[str, Any] = {}
     if self.name == 'sgd':
-      arguments |= {
-        'momentum': self.momentum or None,
-        'nesterov': self.nesterov,
-      }
-    if self.name == 'adamw':
-      arguments['weight_decay'] = self.weight_decay
+      own = {'momentum': self.momentum or None, 'nesterov': self.nesterov}
+    decay = self.weight_decay
+    if 'weight_decay' in inspect.signature(_find(self.name)).parameters:
+      own, decay = {'weight_decay': decay}, 0.0
+    given = dict(self.arguments)
+    if twice := sorted({*own} & {*given}):
+      raise ValueError(
+        f'optimizer.arguments must not have {", ".join(twice)}, which is a '
+        'field of its own.'
+      )
     return _make_chain(
       self.name,
-      tuple(sorted(arguments.items())),
-      0.0 if self.name == 'adamw' else self.weight_decay,
+      tuple(sorted((own | given).items())),
+      decay,
       self.clip_update,
       self._get_policy() if self.policy_on == 'update' else None,
     )
@@ -114,6 +120,21 @@ class OptimizerConfig:
     return (self.policy, *self.policy_arguments)
 
 
+def _find(name: str) -> Callable[..., optax.GradientTransformation]:
+  """An optimizer of optax by its name."""
+  make = getattr(optax, name, None)
+  if (
+    not inspect.isfunction(make)
+    or name.startswith('scale_by')
+    or 'learning_rate' not in inspect.signature(make).parameters
+  ):
+    raise ValueError(
+      f'Unknown optimizer {name!r}: it must be an optimizer of optax with a '
+      'learning_rate, such as sgd, adagrad, adam or adamw.'
+    )
+  return make
+
+
 # The same objects for the same settings, so that nothing is compiled twice.
 @functools.lru_cache(maxsize=64)
 def _make_chain(
@@ -124,20 +145,19 @@ def _make_chain(
   policy: tuple[Any, ...] | None,
 ) -> optax.GradientTransformation:
   """Clipping, weight decay, the optimizer at rate 1, and a policy behind it."""
-  make = getattr(optax, name, None)
-  if not inspect.isfunction(make) or (
-    'learning_rate' not in inspect.signature(make).parameters
-  ):
-    raise ValueError(
-      f'Unknown optimizer {name!r}: it must be a function of optax with a '
-      'learning_rate, such as sgd, adagrad, adam or adamw.'
-    )
+  make = functools.partial(_find(name), **dict(arguments))
   try:
-    links = [make(learning_rate=1.0, **dict(arguments))]
-  except TypeError as error:
+    links = [make(learning_rate=1.0)]
+    is_proportional = _is_proportional(make)
+  except (TypeError, ValueError) as error:
     raise ValueError(
-      f'optax.{name} does not take {dict(arguments)}: {error}.'
+      f'optax.{name} cannot be used with {dict(arguments)}: {error}.'
     ) from None
+  if not is_proportional:
+    raise ValueError(
+      f'optax.{name} cannot be used: its steps are not proportional to its '
+      'rate, which the engine sets for each update.'
+    )
   if weight_decay:
     links.insert(0, optax.add_decayed_weights(weight_decay))
   if clip_update:
@@ -145,6 +165,19 @@ def _make_chain(
   if policy is not None:
     links.append(transforms.scale_by_staleness(policy))
   return links[0] if len(links) == 1 else optax.chain(*links)
+
+
+def _is_proportional(make: Callable[..., optax.GradientTransformation]) -> bool:
+  """Whether the rate of an optimizer is nothing but a factor on its steps."""
+  steps = []
+  for rate in (1.0, 0.125):  # A power of 2: so the product is exact.
+    optimizer = make(learning_rate=rate)
+    params = jnp.array([1.0, -2.0, 0.5])
+    state = optimizer.init(params)
+    for scale in (1.0, -0.3, 2.0):
+      updates, state = optimizer.update(scale * params + 0.1, state, params)
+      steps.append(jnp.asarray(updates) / rate)
+  return bool(jnp.allclose(jnp.stack(steps[:3]), jnp.stack(steps[3:]), 1e-4))
 
 
 @functools.lru_cache(maxsize=64)
@@ -188,6 +221,9 @@ class ScheduleConfig:
       ),
       f'schedule.epochs must ascend from above 0, got {self.epochs}.': (
         all(a < b for a, b in zip((0, *self.epochs), self.epochs, strict=False))
+      ),
+      'A schedule of steps needs schedule.epochs, got none.': (
+        self.name != 'steps' or len(self.epochs) > 0
       ),
       f'schedule.factor must be above 0, got {self.factor}.': self.factor > 0,
       f'schedule.warm_up must be at least 0, got {self.warm_up}.': (

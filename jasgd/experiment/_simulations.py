@@ -133,11 +133,11 @@ class NodeSimulationConfig:
 
 
 def list_problems(*checks: Callable[[], Any]) -> list[str]:
-  """The messages of the checks that raise a ValueError."""
+  """The messages of the checks that refuse something, or miss a file."""
   problems = []
   for check in checks:
     try:
       check()
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
       problems.append(str(error))
   return problems

@@ -35,7 +35,12 @@ def sweep(
   several processes may work on one folder: each takes what nobody else has.
 
   Cells that share the task, the batch and the optimizer share a compilation:
-  rates, delays, seeds and traces are arguments of the compiled program.
+  rates, delays, seeds and traces are arguments of the compiled program. (Who
+  owns which shard depends on the seed, and `gap_aware` on the rate: there each
+  has a program of its own.)
+
+  A cell that cannot be trained to its end, as when all learners are gone, has
+  the reason in its row as `error`; the others go on.
 
   Args:
     config: What the cells have in common.
@@ -99,21 +104,31 @@ def _train_group(
     path = _get_path(root, cell)
     if path.exists():
       continue
-    with _lock(path.with_suffix('.lock')) as is_mine:
+    with lock_file(path.with_suffix('.lock'), wait=False) as is_mine:
       if not is_mine or path.exists():
         continue
-      if num_slots is None:  # As many as the cell with the most needs.
-        num_slots = max(
-          config.make_plan(config.simulate()).num_slots for _, config in jobs
-        )
+      if num_slots is None:
+        num_slots = max(_count_slots(config) for _, config in jobs)
       row = _train_cell(config, num_slots)
       workdirs.write_json(path, row)
     yield cell, row
 
 
+def _count_slots(config: _training.TrainingConfig) -> int:
+  """How many versions of the weights a cell needs at a time."""
+  try:
+    return config.make_plan(config.simulate()).num_slots
+  except ValueError:  # Its row will say why.
+    return 1
+
+
 def _train_cell(config: _training.TrainingConfig, num_slots: int) -> Row:
-  """The result of one cell."""
-  run = _train.make_replay(config, config.simulate(), num_slots=num_slots)
+  """The result of one cell, or why there is none."""
+  try:
+    trace = config.simulate()
+  except ValueError as error:
+    return {'clock': 0, 'is_diverged': False, 'error': str(error)}
+  run = _train.make_replay(config, trace, num_slots=num_slots)
   metrics: dict[str, Any] = {}
   while not run.is_done:
     metrics = _train.measure_chunk(run, run.advance())
@@ -153,11 +168,21 @@ def _get_path(root: pathlib.Path, cell: _grid.Cell) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _lock(path: pathlib.Path) -> Iterator[bool]:
-  """Whether this process may work on what the file stands for."""
+def lock_file(
+  path: str | os.PathLike[str], *, wait: bool = True
+) -> Iterator[bool]:
+  """Holds a lock that goes with the process, however that ends.
+
+  Args:
+    path: A file that stands for what is locked; it is made, and stays.
+    wait: Whether to wait for whoever holds it.
+
+  Yields:
+    Whether the lock is held: True if waited for.
+  """
   with open(path, 'w') as file:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
       yield False
       return

@@ -44,11 +44,16 @@ def train_and_evaluate(
   """
   config.validate()
   settings = dataclasses.asdict(config)
+  init = None
+  if config.init_from and not workdirs.list_checkpoints(workdir):
+    init = _load_weights(config)
   folder = workdirs.open_workdir(workdir, settings)
   if folder.result.exists():
     return workdirs.read_json(folder.result)
   trace = _find_trace(config, folder, settings)
-  run = make_replay(config, trace)
+  run = make_replay(config, trace, init=init)
+  if init is not None:  # From now on that other run may change, or go.
+    _save(run, folder, 0)
   position = _restore(run, folder)
   writer = workdirs.MetricsWriter(
     folder, resume_at=position['metrics'], on_metrics=on_metrics
@@ -68,13 +73,11 @@ def make_replay(
   config: _training.TrainingConfig,
   trace: traces.Trace,
   *,
+  init: tuple[Any, Any] | None = None,
   num_slots: int | None = None,
 ) -> engine.Replay:
-  """The run of a config, at its start."""
+  """The run of a config, at its start: `init`, or what the seed makes."""
   task, plan = config.make_task(), config.make_plan(trace)
-  init = None
-  if config.init_from:
-    init = _load_weights(config, task.init)
   return engine.Replay(
     task,
     config.make_server(),
@@ -136,7 +139,8 @@ def _train(
         writer.write(run.clock, metrics)
         now = time.monotonic()
         if run.is_done or now - saved_at > config.runtime.checkpoint_seconds:
-          _save(run, folder, writer)
+          writer.flush(sync=True)
+          _save(run, folder, writer.position)
           saved_at = now
       shown = {'loss': metrics['train/loss']}
       if 'test/accuracy' in metrics:
@@ -180,15 +184,14 @@ def _restore(run: engine.Replay, folder: workdirs.Workdir) -> dict[str, Any]:
 
 
 def _save(
-  run: engine.Replay, folder: workdirs.Workdir, writer: workdirs.MetricsWriter
+  run: engine.Replay, folder: workdirs.Workdir, metrics_position: int
 ) -> None:
-  """A checkpoint, of which the metrics are on the disk already."""
-  writer.flush(sync=True)
+  """A checkpoint; the metrics up to that position are on the disk already."""
   workdirs.save_checkpoint(
     folder,
     run.clock,
     run.carry,
-    position={'metrics': writer.position, 'is_diverged': run.is_diverged},
+    position={'metrics': metrics_position, 'is_diverged': run.is_diverged},
     params=run.state.params,
     stats=run.state.stats,
   )
@@ -201,19 +204,28 @@ def _read_last(folder: workdirs.Workdir) -> dict[str, Any]:
   return {name: column[-1].item() for name, column in columns.items()}
 
 
-def _load_weights(
-  config: _training.TrainingConfig, make: Callable[..., Any]
-) -> tuple[Any, Any]:
+def _load_weights(config: _training.TrainingConfig) -> tuple[Any, Any]:
   """The weights of another run, which must be of the same shapes."""
   weights = workdirs.load_weights(config.init_from)
-  expected = jax.eval_shape(make, jax.random.key(0))
-  describe = lambda tree: jax.tree.map(
-    lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree
+  expected = jax.eval_shape(config.make_task().init, jax.random.key(0))
+  found, wanted = (
+    {
+      jax.tree_util.keystr(path): (tuple(leaf.shape), str(leaf.dtype))
+      for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+    for tree in (weights, expected)
   )
-  if describe(weights) != describe(expected):
+  names = [
+    name
+    for name in sorted({*found, *wanted})
+    if found.get(name) != wanted.get(name)
+  ]
+  if names:
+    name = names[0]
     raise ValueError(
-      f'init_from={config.init_from!r} has other weights: '
-      f'{describe(weights)}, but the task has {describe(expected)}.'
+      f'init_from={config.init_from!r} has other weights than the task, in '
+      f'{len(names)} leaves; {name} is {found.get(name)} there and '
+      f'{wanted.get(name)} here.'
     )
   return weights
 
@@ -222,4 +234,5 @@ def _choose_chunk(config: _training.TrainingConfig, plan: engine.Plan) -> int:
   """Updates between evaluations."""
   if config.runtime.eval_every:
     return config.runtime.eval_every
-  return max(1, round(plan.num_updates / max(1.0, config.num_epochs)))
+  num_epochs = plan.samples[-1] / config.make_task().num_samples
+  return max(1, round(plan.num_updates / max(1.0, num_epochs)))

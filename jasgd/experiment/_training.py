@@ -42,14 +42,11 @@ class TaskConfig:
 
   def make(self, num_learners: int, seed: int) -> tasks.Task:
     """The task."""
-    # What does not depend on them is the same task for all.
-    has_shards = self.shards != 'whole'
-    is_synthetic = self.name in ('logistic', 'quadratic')
-    return _make_task(
-      *dataclasses.astuple(self),
-      num_learners if has_shards else 1,
-      seed if has_shards or is_synthetic else 0,
-    )
+    # Shards alone depend on them: without, all runs share a task, and what is
+    # compiled for it.
+    if self.shards == 'whole':
+      num_learners, seed = 1, 0
+    return _make_task(*dataclasses.astuple(self), num_learners, seed)
 
 
 # The same object for the same settings: data is loaded, and functions are
@@ -140,10 +137,12 @@ class TrainingConfig:
         self.time.make,
         self.network.make,
         lambda: self.failures.make(num_learners, self.seed),
-        lambda: self.task.make(num_learners, self.seed),
       ),
     ]
-    problems = problems or _simulations.list_problems(self._check_memory)
+    task_problems = _simulations.list_problems(self.make_task)
+    if not task_problems:
+      task_problems = _simulations.list_problems(self._check_memory)
+    problems += task_problems
     problems = problems or _simulations.list_problems(
       lambda: simulation.check_setup(**self._simulation(1))
     )
@@ -199,9 +198,11 @@ class TrainingConfig:
 
   def make_plan(self, trace: traces.Trace) -> engine.Plan:
     """What the trace wants to be computed, with the rate of each update."""
+    task = self.make_task()
     return engine.make_plan(
       trace,
-      num_samples=self.make_task().num_samples,
+      num_samples=task.num_samples,
+      batch=task.batch,
       get_rate=self.make_schedule(),
     )
 
@@ -272,6 +273,12 @@ class TrainingConfig:
       ),
       f'runtime.num_parallel must be at least 1, got {runtime.num_parallel}.': (
         runtime.num_parallel >= 1
+      ),
+      'runtime.checkpoint_seconds must be at least 0, got '
+      f'{runtime.checkpoint_seconds}.': runtime.checkpoint_seconds >= 0,
+      'A constant_delay wants equal times: set time.name=constant and '
+      f'time.arguments=(1.0,), got time.name={self.time.name!r}.': (
+        self.protocol.name != 'constant_delay' or self.time.name == 'constant'
       ),
     }
     return [rule for rule, holds in rules.items() if not holds]

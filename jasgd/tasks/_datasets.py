@@ -15,6 +15,8 @@ import numpy as np
 
 # Records per read: reading in blocks is twice as fast as one by one.
 _BLOCK = 1000
+# Of tensorflow-datasets, unless TFDS_DATA_DIR says otherwise.
+_DEFAULT_FOLDER = '~/tensorflow_datasets'
 
 
 class MissingDataError(FileNotFoundError):
@@ -39,6 +41,8 @@ def load_split(
   Raises:
     MissingDataError: if the set is not there, or cannot be fetched.
   """
+  if data_dir is not None and not pathlib.Path(data_dir).is_dir():
+    raise MissingDataError(_explain(name, version, data_dir, data_dir))
   path = find_cache() / f'{name}-{version}-{split}.npy'
   if not path.exists():
     _write_records(path, _read_records(name, version, split, data_dir))
@@ -83,7 +87,7 @@ def open_source(
       download=data_dir is None,
     )
   except Exception as error:  # Of many kinds: network, disk, file format.
-    where = data_dir or 'the default folder of tensorflow-datasets'
+    where = data_dir or os.environ.get('TFDS_DATA_DIR', _DEFAULT_FOLDER)
     raise MissingDataError(_explain(name, version, where, data_dir)) from error
 
 

@@ -83,7 +83,7 @@ class ReplayProgram:
     self._replay = engine.Replay(
       task,
       engine.make_update(OPTIMIZER),
-      engine.make_plan(trace, num_samples=task.num_samples),
+      engine.make_plan(trace, num_samples=task.num_samples, batch=task.batch),
       seed=0,
       mode='fast',
       local_rate=None,

@@ -10,6 +10,7 @@ import pytest
 
 import jasgd
 from jasgd import engine
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import tasks
@@ -131,7 +132,7 @@ def test_windows_are_as_long_as_they_can_be():
   run = engine.Replay(
     task,
     engine.make_update(optax.sgd(0.1)),
-    engine.make_plan(trace, num_samples=task.num_samples),
+    engine.make_plan(trace, num_samples=task.num_samples, batch=task.batch),
     seed=0,
     mode='fast',
     local_rate=None,
@@ -246,7 +247,7 @@ def test_twice_is_the_same_bits(mode):
 def test_a_resumed_run_has_the_same_bits(name, mode):
   task, trace = _make_task('logistic'), cases.simulate(name, 60)
   server = engine.make_update(ADAM, policy='inverse')
-  plan = engine.make_plan(trace, num_samples=task.num_samples)
+  plan = engine.make_plan(trace, num_samples=task.num_samples, batch=task.batch)
 
   def start():
     return engine.Replay(
@@ -286,6 +287,34 @@ def test_one_changed_record_gives_other_weights(column):
   found = engine.find_difference(task, optax.sgd(0.1), trace, changed)
   assert found == where
   assert engine.find_difference(task, optax.sgd(0.1), trace, trace) is None
+
+
+def test_an_epoch_is_counted_in_the_tasks_samples():
+  """Whatever batch a trace was simulated with."""
+  task = _make_task('logistic')
+  for batch in (1, 8, 100):
+    trace = cases.simulate('downpour, rarely', 25, batch=batch)
+    result = jasgd.replay(task, OPTIMIZERS['momentum'], trace, local_rate=0.01)
+    # 25 pushes of 2 minibatches of 8 samples each.
+    assert result.history['epoch'][-1] == 25 * 2 * 8 / task.num_samples
+
+
+def test_weights_that_are_not_finite_are_marked():
+  """Also if no loss was computed on them any more."""
+  trace = simulation.simulate(
+    protocols.asynchronous(), num_learners=1, num_gradients=1
+  )
+  result = jasgd.replay(_make_task('logistic'), optax.sgd(1e39), trace)
+  assert np.all(np.isfinite(result.history['loss']))
+  assert result.is_diverged
+
+
+def test_traces_of_nodes_have_no_clock_to_differ_at():
+  nodes = simulation.simulate_nodes(
+    gossip.AllReduce(), num_nodes=2, num_steps=2
+  )
+  with pytest.raises(ValueError, match='Traces of nodes have no clock'):
+    engine.find_difference(_make_task('logistic'), ADAM, nodes, nodes)
 
 
 def test_dropped_gradients_do_nothing():
@@ -329,7 +358,7 @@ def test_history_says_what_the_trace_says(mode):
     result.history['time'], trace.arrive_time[applied][ends]
   )
   np.testing.assert_allclose(
-    result.history['epoch'], np.cumsum(sizes) / task.num_samples
+    result.history['epoch'], np.cumsum(sizes) * 8 / task.num_samples
   )
   assert result.evaluations['clock'].tolist() == [10, 20, 30]
   final = tasks.evaluate(task, result.params, result.stats)
@@ -345,7 +374,10 @@ def test_the_rate_follows_epochs(mode):
   """With rate 0 from epoch 1 on, weights stay where they are."""
   task, trace = _make_task('logistic'), cases.simulate('asynchronous', 60)
   plan = engine.make_plan(
-    trace, num_samples=20, get_rate=lambda epoch: float(epoch < 1)
+    trace,
+    num_samples=160,  # That is 20 gradients.
+    batch=task.batch,
+    get_rate=lambda epoch: float(epoch < 1),
   )
   np.testing.assert_array_equal(plan.rate, [1.0] * 20 + [0.0] * 40)
   run = engine.Replay(

@@ -1,5 +1,6 @@
 """Configs of optimizers and schedules against optax, and closed forms."""
 
+import inspect
 import math
 
 import jax.numpy as jnp
@@ -30,13 +31,16 @@ def _step_twice(optimizer, rate=1.0):
     ({'nesterov': True}, optax.sgd(0.1, 0.9, nesterov=True)),
     ({'name': 'adagrad'}, optax.adagrad(0.1)),
     ({'name': 'adam'}, optax.adam(0.1)),
-    ({'name': 'adam', 'arguments': {'b1': 0.5}}, optax.adam(0.1, b1=0.5)),
+    (
+      {'name': 'adam', 'arguments': (('b1', 0.5),)},
+      optax.adam(0.1, b1=0.5),
+    ),
     (
       {'name': 'adamw', 'weight_decay': 0.2},
       optax.adamw(0.1, weight_decay=0.2),
     ),
     ({'name': 'rmsprop'}, optax.rmsprop(0.1)),
-    ({'name': 'lion'}, optax.lion(0.1)),
+    ({'name': 'lion', 'weight_decay': 0.2}, optax.lion(0.1, weight_decay=0.2)),
     (
       {'weight_decay': 0.2, 'clip_update': 1.0},
       optax.chain(
@@ -52,6 +56,43 @@ def test_optimizers_are_those_of_optax(changes, expected):
   assert not config.list_problems()
   ours = _step_twice(config.make_optimizer(), config.rate)
   np.testing.assert_allclose(ours, _step_twice(expected), rtol=1e-6)
+
+
+def _list_aliases():
+  """Everything of optax that may be meant by an optimizer's name."""
+  for name in sorted(vars(optax)):
+    make = getattr(optax, name)
+    if (
+      inspect.isfunction(make)
+      and not name.startswith('scale_by')
+      and 'learning_rate' in inspect.signature(make).parameters
+    ):
+      yield name
+
+
+@pytest.mark.parametrize('name', _list_aliases())
+def test_every_alias_is_right_or_refused(name):
+  config = experiment.OptimizerConfig(name=name, rate=0.1, momentum=0.0)
+  if problems := config.list_problems():
+    assert f'optax.{name} cannot be used' in problems[0]
+    return
+  ours = _step_twice(config.make_optimizer(), config.rate)
+  make = getattr(optax, name)
+  takes_decay = 'weight_decay' in inspect.signature(make).parameters
+  expected = make(0.1, **({'weight_decay': 0.0} if takes_decay else {}))
+  np.testing.assert_allclose(ours, _step_twice(expected), rtol=1e-4)
+
+
+def test_most_aliases_can_be_used():
+  refused = []
+  for name in _list_aliases():
+    try:
+      experiment.OptimizerConfig(name=name).make_optimizer()
+    except ValueError:
+      refused.append(name)
+  assert {'adam', 'adamw', 'lamb', 'lars', 'lion', 'rmsprop', 'sgd'}.isdisjoint(
+    refused
+  )
 
 
 def test_each_gradient_is_clipped_and_corrected():
@@ -102,7 +143,11 @@ def test_the_same_settings_are_the_same_object():
     ({'clip_update': math.nan}, 'optimizer.clip_update must be finite'),
     ({'name': 'sdg'}, "Unknown optimizer 'sdg'"),
     ({'name': 'chain'}, "Unknown optimizer 'chain'"),
-    ({'name': 'adam', 'arguments': {'b3': 1}}, 'optax.adam does not take'),
+    ({'name': 'adam', 'arguments': (('b3', 1),)}, 'optax.adam cannot be used'),
+    ({'arguments': (('momentum', 0.5),)}, 'must not have momentum'),
+    ({'name': 'scale_by_rprop'}, "Unknown optimizer 'scale_by_rprop'"),
+    ({'name': 'fromage'}, 'steps are not proportional to its rate'),
+    ({'name': 'lbfgs'}, 'optax.lbfgs cannot be used'),
     ({'policy': 'invers'}, "Unknown policy 'invers'"),
     (
       {'policy_on': 'weights'},
@@ -152,6 +197,7 @@ def test_the_rate_is_scaled_and_warmed_up():
     ({'name': 'step'}, "Unknown schedule 'step'. Known: constant"),
     ({'scaling': 'cubic'}, "Unknown scaling 'cubic'. Known: none"),
     ({'epochs': (3.0, 2.0)}, 'schedule.epochs must ascend'),
+    ({'name': 'steps'}, 'A schedule of steps needs schedule.epochs'),
     ({'factor': 0.0}, 'schedule.factor must be above 0, got 0.0'),
     ({'warm_up': -1.0}, 'schedule.warm_up must be at least 0, got -1.0'),
     ({'base_batch': 0}, 'schedule.base_batch must be at least 1, got 0'),

@@ -1,6 +1,7 @@
 """Grids and sweeps: every cell once, by however many processes."""
 
 import csv
+import dataclasses
 import multiprocessing
 
 import pytest
@@ -27,6 +28,45 @@ def test_a_grid_is_read():
   assert [cell['optimizer.nesterov'] for cell in cells] == [True, False]
 
 
+def _list_fields(part, path=()):
+  for field in dataclasses.fields(part):
+    value = getattr(part, field.name)
+    if dataclasses.is_dataclass(value):
+      yield from _list_fields(value, (*path, field.name))
+    else:
+      yield '.'.join((*path, field.name)), value
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'), list(_list_fields(cases.make_config()))
+)
+def test_any_field_may_be_an_axis(name, value):
+  text = value if isinstance(value, str) else repr(value)
+  axes = experiment.parse_grid(f'{name}={text or "x"}')
+  ((cell,),) = (
+    [cell] for cell in experiment.list_cells(cases.make_config(), axes)
+  )
+  assert cell == {name: value if text else 'x'}
+
+
+def test_tuples_are_written_in_parentheses():
+  axes = experiment.parse_grid('schedule.epochs=(10,20),(15,);seed=0,1')
+  cells = experiment.list_cells(cases.make_config(), axes)
+  assert [cell['schedule.epochs'] for cell in cells] == [
+    *[(10, 20)] * 2,
+    *[(15,)] * 2,
+  ]
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path):
+  config = cases.make_config()
+  config.protocol.num_learners = 2
+  config.failures.given = ((1.0, 0), (5.0, 1))
+  rows = experiment.sweep(config, 'num_updates=2,50,3', tmp_path)
+  assert [row['clock'] for row in rows] == [2, 0, 3]
+  assert 'All learners were gone' in rows[1]['error']
+
+
 @pytest.mark.parametrize(
   ('grid', 'message'),
   [
@@ -39,7 +79,7 @@ def test_a_grid_is_read():
     ('optimizer=sgd', "'optimizer' is no field, but a part"),
     ('seed=1.5', "seed takes a int in a grid, got '1.5'"),
     ('optimizer.nesterov=maybe', "takes a bool in a grid, got 'maybe'"),
-    ('time.speeds=1', 'takes a tuple in a grid'),
+    ('time.speeds=(1,', 'time.speeds takes a tuple in a grid'),
   ],
 )
 def test_bad_grids_are_named(grid, message, tmp_path):

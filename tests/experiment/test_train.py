@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,9 +131,42 @@ def test_a_run_starts_from_another(tmp_path):
     jasgd.load_params(tmp_path / 'second'),
   )
   third = cases.make_config(init_from=str(tmp_path / 'first'))
-  third.task.name, third.task.batch = 'quadratic', 1
-  with pytest.raises(ValueError, match='has other weights'):
+  third.task.name, third.task.model = 'digits', 'mlp'
+  with pytest.raises(ValueError, match=r'weights .* there and None here'):
     experiment.train_and_evaluate(third, tmp_path / 'third')
+  assert not (tmp_path / 'third').exists()  # Another flag may mend it.
+  with pytest.raises(ValueError, match='nowhere'):
+    experiment.train_and_evaluate(
+      cases.make_config(init_from='nowhere'), tmp_path / 'third'
+    )
+
+
+def test_a_run_that_was_started_from_another_does_not_need_it(tmp_path):
+  experiment.train_and_evaluate(
+    cases.make_config(num_updates=20), tmp_path / 'first'
+  )
+  config = cases.make_config(init_from=str(tmp_path / 'first'))
+  calm = experiment.train_and_evaluate(config, tmp_path / 'calm')
+
+  class StopError(Exception):
+    pass
+
+  def stop(clock, metrics):
+    del clock, metrics
+    raise StopError
+
+  with pytest.raises(StopError):
+    experiment.train_and_evaluate(config, tmp_path / 'b', on_metrics=stop)
+  shutil.rmtree(tmp_path / 'first')
+  assert experiment.train_and_evaluate(config, tmp_path / 'b') == calm
+
+
+def test_evaluations_are_about_an_epoch_apart(tmp_path):
+  config = cases.make_config(num_updates=300, num_epochs=140.0)
+  config.runtime.eval_every = 0
+  experiment.train_and_evaluate(config, tmp_path)
+  clocks = workdir.read_metrics(tmp_path)['clock']
+  assert clocks.tolist() == [125, 250, 300]  # 1000 samples, 8 at a time.
 
 
 @pytest.mark.parametrize(
@@ -182,6 +216,7 @@ def test_all_problems_are_named_at_once():
   config.schedule.name = 'linear'
   config.protocol.name = 'hardsink'
   config.runtime.mode = 'cloud'
+  config.runtime.checkpoint_seconds = -1.0
   with pytest.raises(ValueError, match='Bad config') as caught:
     config.validate()
   for problem in (
@@ -191,9 +226,26 @@ def test_all_problems_are_named_at_once():
     "Unknown protocol 'hardsink'",
     "Unknown runtime.mode 'cloud'. Known: simulate",
     'num_epochs must be finite and above 0, got 0.0',
+    'runtime.checkpoint_seconds must be at least 0, got -1.0',
     'seed must be from 0 to 2^31 - 1, got -1',
   ):
     assert problem in str(caught.value)
+
+
+def test_missing_data_and_memory_are_named_with_the_rest(tmp_path):
+  config = cases.make_config()
+  config.optimizer.rate = -1.0
+  config.task.name, config.task.data_dir = 'mnist', str(tmp_path / 'data')
+  with pytest.raises(ValueError, match='rate must be') as caught:
+    config.validate()
+  assert f'cannot be read from {tmp_path}/data' in str(caught.value)
+  config = cases.make_config()
+  config.optimizer.rate = -1.0
+  config.protocol.name, config.protocol.delay = 'constant_delay', 10**10
+  with pytest.raises(ValueError, match='rate must be') as caught:
+    config.validate()
+  assert '10000000002 versions of the weights' in str(caught.value)
+  assert 'set time.name=constant' in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,9 @@ def test_a_failed_download_says_how_to_fetch_it(monkeypatch, tmp_path):
 
   monkeypatch.setattr(tfds, 'data_source', data_source)
   monkeypatch.setenv('JASGD_CACHE', str(tmp_path))
-  with pytest.raises(tasks.MissingDataError, match='default folder') as caught:
+  with pytest.raises(
+    tasks.MissingDataError, match='~/tensorflow_datasets'
+  ) as caught:
     tasks.make_task('cifar10', batch=8)
   assert f"tfds.data_source('cifar10:{_cifar10.VERSION}')" in str(caught.value)
   assert isinstance(caught.value.__cause__, ConnectionError)
