@@ -128,7 +128,9 @@ def _train_cell(config: _training.TrainingConfig, num_slots: int) -> Row:
     trace = config.simulate()
   except ValueError as error:
     return {'clock': 0, 'is_diverged': False, 'error': str(error)}
-  run = _train.make_replay(config, trace, num_slots=num_slots)
+  run = _train.make_replay(
+    config, trace, init=_train.load_init(config), num_slots=num_slots
+  )
   metrics: dict[str, Any] = {}
   while not run.is_done:
     metrics = _train.measure_chunk(run, run.advance())

@@ -44,9 +44,8 @@ def train_and_evaluate(
   """
   config.validate()
   settings = dataclasses.asdict(config)
-  init = None
-  if config.init_from and not workdirs.list_checkpoints(workdir):
-    init = _load_weights(config)
+  has_begun = bool(workdirs.list_checkpoints(workdir))
+  init = None if has_begun else load_init(config)
   folder = workdirs.open_workdir(workdir, settings)
   if folder.result.exists():
     return workdirs.read_json(folder.result)
@@ -204,8 +203,12 @@ def _read_last(folder: workdirs.Workdir) -> dict[str, Any]:
   return {name: column[-1].item() for name, column in columns.items()}
 
 
-def _load_weights(config: _training.TrainingConfig) -> tuple[Any, Any]:
-  """The weights of another run, which must be of the same shapes."""
+def load_init(
+  config: _training.TrainingConfig,
+) -> tuple[Any, Any] | None:
+  """The weights of the run to start from, if there is one, checked."""
+  if not config.init_from:
+    return None
   weights = workdirs.load_weights(config.init_from)
   expected = jax.eval_shape(config.make_task().init, jax.random.key(0))
   found, wanted = (

@@ -134,6 +134,15 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
   ]
 
 
+def test_cells_start_from_another_run_too(tmp_path):
+  first = cases.make_config(num_updates=40)
+  result = experiment.train_and_evaluate(first, tmp_path / 'first')
+  config = cases.make_config(num_updates=10, init_from=str(tmp_path / 'first'))
+  grid = 'optimizer.rate=1e-30'  # It stays where it begins.
+  (row,) = experiment.sweep(config, grid, tmp_path / 'sweep')
+  assert row['test/loss'] == pytest.approx(result['test/loss'], rel=1e-6)
+
+
 def test_another_grid_wants_another_folder(tmp_path):
   config = cases.make_config(num_updates=10)
   experiment.sweep(config, 'seed=0', tmp_path)
