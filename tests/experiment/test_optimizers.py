@@ -70,7 +70,7 @@ def _list_aliases():
       yield name
 
 
-@pytest.mark.parametrize('name', _list_aliases())
+@pytest.mark.parametrize('name', list(_list_aliases()))
 def test_every_alias_is_right_or_refused(name):
   config = experiment.OptimizerConfig(name=name, rate=0.1, momentum=0.0)
   if problems := config.list_problems():
