@@ -13,7 +13,6 @@ from jasgd.engine._plan import Plan
 from jasgd.engine._replay import find_difference
 from jasgd.engine._replay import replay
 from jasgd.engine._replay import Replayed
-from jasgd.engine._run import make_loop
 from jasgd.engine._run import MODES
 from jasgd.engine._run import Replay
 from jasgd.engine._update import make_update
@@ -32,7 +31,6 @@ __all__ = [
   'check_memory',
   'find_difference',
   'make_gradient',
-  'make_loop',
   'make_plan',
   'make_update',
   'replay',

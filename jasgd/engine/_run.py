@@ -38,10 +38,9 @@ class Replay:
     chunk: int,
     init: tuple[Any, Any] | None = None,
     num_parallel: int = 1,
-    loop: _loop.Loop | None = None,
     num_slots: int | None = None,
   ) -> None:
-    """Starts at clock 0; `loop` and `num_slots` share a compilation."""
+    """Starts at clock 0; with equal `num_slots` runs share a compilation."""
     _check(plan, mode, local_rate, num_parallel, task)
     self._task = task
     self.plan = plan
@@ -67,7 +66,7 @@ class Replay:
       self._engine = fast.FastEngine(
         task,
         plan,
-        loop or make_loop(task, server, plan, num_parallel),
+        _make_loop(task, server, plan, num_parallel),
         fast.init_carry(server, plan, params, stats, num_slots),
         seed=seed,
         local_rate=rate,
@@ -132,11 +131,11 @@ class Replay:
     return row
 
 
-def make_loop(
+def _make_loop(
   task: tasks.Task,
   server: _update.Update,
   plan: _plan.Plan,
-  num_parallel: int = 1,
+  num_parallel: int,
 ) -> _loop.Loop:
   """The compiled loop for plans like this one."""
   return _loop.make_loop(

@@ -4,11 +4,11 @@ import os
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure as mpl_figure
-from matplotlib import patches
 from matplotlib import ticker
 import numpy as np
 
 from jasgd import traces
+from jasgd.reports import _pictures
 
 # What a node does -> its colour in a timeline.
 _COLORS = {
@@ -72,16 +72,7 @@ def draw_node_timeline(
   axes.set_ylim(num_drawn - 0.5, -0.5)
   axes.set_xlabel('time')
   axes.set_ylabel('node')
-  axes.legend(
-    handles=[
-      patches.Patch(color=color, label=name) for name, color in _COLORS.items()
-    ],
-    loc='lower right',
-    bbox_to_anchor=(1, 1),
-    ncols=3,
-    frameon=False,
-    fontsize=8,
-  )
+  _pictures.add_legend(axes, _COLORS)
   return figure
 
 

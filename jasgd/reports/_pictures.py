@@ -130,16 +130,7 @@ def draw_timeline(
   axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
   axes.set_xlabel('time (s)')
   axes.set_ylabel('learner')
-  axes.legend(
-    handles=[
-      patches.Patch(color=color, label=name) for name, color in COLORS.items()
-    ],
-    loc='lower right',
-    bbox_to_anchor=(1, 1),
-    ncols=3,
-    frameon=False,
-    fontsize=8,
-  )
+  add_legend(axes, COLORS)
   return figure
 
 
@@ -216,4 +207,18 @@ def _say_empty(axes: mpl_axes.Axes) -> None:
     'no gradients',
     transform=axes.transAxes,
     horizontalalignment='center',
+  )
+
+
+def add_legend(axes: mpl_axes.Axes, colors: dict[str, str]) -> None:
+  """Says above the picture which colour is what."""
+  axes.legend(
+    handles=[
+      patches.Patch(color=color, label=name) for name, color in colors.items()
+    ],
+    loc='lower right',
+    bbox_to_anchor=(1, 1),
+    ncols=3,
+    frameon=False,
+    fontsize=8,
   )

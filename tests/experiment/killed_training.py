@@ -1,29 +1,30 @@
 """A training run that kills itself once, at a clock, and then goes on.
 
-    python -m tests.experiment.killed_training FOLDER CLOCK
+    KILL_AT=CLOCK python -m tests.experiment.killed_training
 
-is killed after the metrics of that clock were written, before its checkpoint;
-a CLOCK of 0 never comes.
+trains in the folder `run`, and is killed after the metrics of that clock were
+written, before its checkpoint; a CLOCK of 0 never comes. The command is always
+the same, for it is in the trace's header.
 """
 
 import os
 import signal
-import sys
 
 from jasgd import experiment
 from tests.experiment import cases
 
 
-def main(folder, clock):
+def main():
   """Trains; the metrics' callback is where the end comes."""
+  clock = int(os.environ['KILL_AT'])
 
   def die(now, metrics):
     del metrics
     if now == clock:
       os.kill(os.getpid(), signal.SIGKILL)
 
-  experiment.train_and_evaluate(cases.make_config(), folder, on_metrics=die)
+  experiment.train_and_evaluate(cases.make_config(), 'run', on_metrics=die)
 
 
 if __name__ == '__main__':
-  main(sys.argv[1], int(sys.argv[2]))
+  main()
