@@ -13,6 +13,7 @@ from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
   from jasgd.engine import replay
+  from jasgd.experiment import train
   from jasgd.simulation import simulate
   from jasgd.traces import Trace
   from jasgd.transforms import delay
@@ -46,6 +47,7 @@ __all__ = [
   'simulate',
   'softsync',
   'staleness_aware',
+  'train',
 ]
 
 # The rooms, and which of them a name comes from if it is not the first.
@@ -58,6 +60,7 @@ _ROOMS = (
   'tasks',
   'workdir',
   'engine',
+  'runtime',
   'reports',
   'experiment',
 )
@@ -66,6 +69,7 @@ _ROOM_OF = {
   'load_params': 'workdir',
   'replay': 'engine',
   'simulate': 'simulation',
+  'train': 'experiment',
 }
 
 

@@ -1,7 +1,9 @@
 """Measures how fast jasgd is, as ratios within one run.
 
   python -m launch.benchmark --suite=delay    a delayed step against a plain one
+  python -m launch.benchmark --suite=faults --rounds=100   random kills
   python -m launch.benchmark --suite=import   `import jasgd` against optax
+  python -m launch.benchmark --suite=server   updates per second against peers
   python -m launch.benchmark --suite=simulator   gradients simulated per second
   python -m launch.benchmark --suite=training   the engine against PyTorch
 
@@ -13,13 +15,17 @@ from absl import flags
 
 from launch import entry
 from launch.benchmarks import delay
+from launch.benchmarks import faults
 from launch.benchmarks import imports
+from launch.benchmarks import server
 from launch.benchmarks import simulator
 from launch.benchmarks import training
 
 _SUITES = {
   'delay': delay.run,
+  'faults': faults.run,
   'import': imports.run,
+  'server': server.run,
   'simulator': simulator.run,
   'training': training.run,
 }
@@ -30,11 +36,18 @@ _SUITE = flags.DEFINE_enum(
 _QUICK = flags.DEFINE_bool(
   'quick', False, 'Only the small sizes, in half a minute: to see if it runs.'
 )
+_ROUNDS = flags.DEFINE_integer(
+  'rounds', 20, 'faults: how many runs to disturb.', lower_bound=1
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'faults: of what happens when.')
 
 
 def main() -> None:
   """Runs a suite."""
-  _SUITES[_SUITE.value](quick=_QUICK.value)
+  if _SUITE.value == 'faults':
+    faults.run(_QUICK.value, _ROUNDS.value, _SEED.value)
+  else:
+    _SUITES[_SUITE.value](quick=_QUICK.value)
 
 
 if __name__ == '__main__':

@@ -5,16 +5,29 @@
     --config.task.data_dir=DATA --config.protocol.delay=32
   python -m launch.train --config=configs/mnist_delay.py:smoke --workdir=/tmp/c
 
+config.runtime.mode says where: `simulate`, in virtual time in this process;
+`local`, one server and its learners as processes of this machine; `cluster`,
+the same on many machines, with one command each:
+
+  C='--config=configs/digits_async.py --config.runtime.mode=cluster'
+  python -m launch.train $C --role=server --workdir=W --config.server.host=H
+  python -m launch.train $C --role=learner --workdir=W     where W can be seen
+  JASGD_TOKEN=... python -m launch.train $C --role=learner --server=H:PORT
+
 Each field of the config is a flag, --config.FIELD=VALUE; `:smoke` behind a
 config's name is the same for a few seconds. Killed at any time and started
-again, a run goes on from its last checkpoint and ends as if nothing had been.
+again, a run goes on from its last checkpoint; Ctrl-C and SIGTERM save first.
 
 The workdir gets `config.json`, `provenance.json`, `trace`, `metrics.jsonl`,
-`tensorboard/`, `checkpoints/`, `result.json` and `report.html`. The weights:
-`jasgd.load_params(workdir)`.
+`tensorboard/`, `checkpoints/`, `result.json` and `report.html`; of a real run
+also `logs/`, and while it runs `server.json` and `token`. The weights:
+`jasgd.load_params(workdir)`. Is the run what its trace says?
+`python -m launch.replay --workdir=W`.
 """
 
+import signal
 import sys
+import threading
 from typing import Any
 
 from absl import app
@@ -23,23 +36,40 @@ from ml_collections import config_flags
 
 from jasgd import experiment
 from jasgd import reports
+from jasgd import runtime
 from launch import entry
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to train.')
 _WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Where to write; made if it is not there.', required=True
+  'workdir', None, 'Where to write; made if it is not there.'
+)
+_ROLE = flags.DEFINE_enum(
+  'role', None, ['server', 'learner'], 'In a cluster: what this process is.'
+)
+_SERVER = flags.DEFINE_string(
+  'server',
+  '',
+  'For a learner that does not see the workdir: HOST:PORT of the server. Its '
+  "token, the server's file W/token, goes into the environment's JASGD_TOKEN.",
 )
 
 
 def main() -> None:
   """Validates the config, trains, and writes a report."""
-  config, workdir = _CONFIG.value, _WORKDIR.value
+  config, workdir = _CONFIG.value, _WORKDIR.value or ''
   entry.check_config(config, experiment.TrainingConfig)
+  _check_role(config.runtime.mode)
+  if _ROLE.value == 'learner':
+    _learn(config)
+    return
   print(config.protocol.make().describe(), flush=True)
   try:
-    result = experiment.train_and_evaluate(config, workdir)
+    result = _run(config, workdir)
   except ValueError as error:
     raise app.UsageError(str(error)) from None
+  except experiment.RunError as error:
+    print(error, file=sys.stderr)
+    sys.exit(1)
   except KeyboardInterrupt:
     print(
       f'\nStopped. The same command goes on from the last checkpoint in '
@@ -48,6 +78,48 @@ def main() -> None:
     sys.exit(130)
   _print_result(result)
   print(f'Wrote {reports.write_report([workdir])}')
+  if result.get('is_interrupted'):
+    print(f'The same command goes on from clock {result["clock"]}.')
+  if result.get('is_failed'):
+    sys.exit(1)
+
+
+def _check_role(mode: str) -> None:
+  """Raises a usage error if the flags do not fit together."""
+  if (mode == 'cluster') != (_ROLE.value is not None):
+    raise app.UsageError(
+      'A cluster has roles, and nothing else has: give --role=server or '
+      '--role=learner with config.runtime.mode=cluster, got '
+      f'--role={_ROLE.value} with {mode!r}.'
+    )
+  if not _WORKDIR.value and not (_ROLE.value == 'learner' and _SERVER.value):
+    raise app.UsageError(
+      '--workdir must be given; a learner may give --server instead.'
+    )
+
+
+def _run(config: experiment.TrainingConfig, workdir: str) -> dict[str, Any]:
+  """Trains, where the config says."""
+  if not config.runtime.is_real:
+    return experiment.train_and_evaluate(config, workdir)
+  is_local = config.runtime.mode == 'local'
+  num_learners = config.protocol.count_learners() if is_local else 0
+  return experiment.run_server(config, workdir, num_learners=num_learners)
+
+
+def _learn(config: experiment.TrainingConfig) -> None:
+  """Learns for a server elsewhere, until that ends or a signal comes."""
+  stopped = threading.Event()
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: stopped.set())
+  try:
+    workdir = None if _SERVER.value else _WORKDIR.value
+    print(
+      experiment.run_learner(config, workdir, _SERVER.value, stopped=stopped)
+    )
+  except (runtime.WireError, runtime.RefusedError) as error:
+    print(error, file=sys.stderr)
+    sys.exit(1)
 
 
 def _print_result(result: dict[str, Any]) -> None:
@@ -55,7 +127,7 @@ def _print_result(result: dict[str, Any]) -> None:
   for name, value in result.items():
     is_number = isinstance(value, float)
     print(f'{name:24} {f"{value:.6g}" if is_number else value}')
-  if result['is_diverged']:
+  if result['is_diverged'] and 'end_reason' not in result:
     print(
       f'The loss was not finite before clock {result["clock"]}: at a staleness '
       f'of {result["server/staleness_mean"]:.1f} a rate of '

@@ -3,6 +3,7 @@
 import ast
 from importlib import metadata
 import inspect
+import os
 import pathlib
 import re
 import subprocess
@@ -233,19 +234,43 @@ def test_every_dependency_is_used_and_bounded():
     assert re.match(r'[\w-]+', requirement).group() in used, requirement
 
 
-def test_readme_example_runs():
-  """The first block of Python is the 15 lines that we promise."""
-  blocks = re.findall(
+def _list_readme_blocks():
+  return re.findall(
     r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL
   )
+
+
+def test_readme_example_runs():
+  """The first block of Python is the 15 lines that we promise."""
+  blocks = _list_readme_blocks()
   assert blocks
   assert len(blocks[0].splitlines()) <= 15
-  namespace = {}
+  namespace = {'__name__': 'readme'}
   for block in blocks:
     exec(block, namespace)
   assert namespace['loss'] < 1e-9
   assert abs(namespace['mean'] - 29 / 6) < 0.05
   assert namespace['accuracy'] > 0.9
+
+
+def test_readme_example_of_a_users_own_model_runs(tmp_path):
+  """As a user would: a script, real learner processes, and replay."""
+  (script,) = (block for block in _list_readme_blocks() if '.train(' in block)
+  assert len(script.splitlines()) <= 45
+  path = tmp_path / 'own.py'
+  path.write_text(script)
+  done = subprocess.run(
+    [sys.executable, path],
+    cwd=tmp_path,
+    env={**os.environ, 'NPROC': '1', 'TMPDIR': str(tmp_path)},
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  assert done.returncode == 0, done.stderr
+  accuracy, same = done.stdout.splitlines()
+  assert float(accuracy.split()[1]) > 0.9
+  assert same == 'replayed to the same bits: True'
 
 
 def test_warnings_of_our_own_are_errors():

@@ -4,8 +4,22 @@
 run calls them, and so does `replay`, which executes a trace.
 """
 
+from jasgd.engine._events import count_devices
+from jasgd.engine._events import read_digests
+from jasgd.engine._flat import Learner
+from jasgd.engine._flat import make_learner
+from jasgd.engine._flat import make_server
+from jasgd.engine._flat import Push
+from jasgd.engine._flat import Server
+from jasgd.engine._gradient import choose_devices
 from jasgd.engine._gradient import Gradient
 from jasgd.engine._gradient import make_gradient
+from jasgd.engine._gradient import place_data
+from jasgd.engine._layout import Layout
+from jasgd.engine._layout import make_layout
+from jasgd.engine._layout import Parts
+from jasgd.engine._layout import WIRE_DTYPES
+from jasgd.engine._local import Copy
 from jasgd.engine._memory import check_memory
 from jasgd.engine._nodes import NodesReplayed
 from jasgd.engine._plan import make_plan
@@ -21,17 +35,31 @@ from jasgd.engine._update import Update
 
 __all__ = [
   'MODES',
+  'WIRE_DTYPES',
+  'Copy',
   'Gradient',
+  'Layout',
+  'Learner',
   'NodesReplayed',
+  'Parts',
   'Plan',
+  'Push',
   'Replay',
   'Replayed',
+  'Server',
   'ServerState',
   'Update',
   'check_memory',
+  'choose_devices',
+  'count_devices',
   'find_difference',
   'make_gradient',
+  'make_layout',
+  'make_learner',
   'make_plan',
+  'make_server',
   'make_update',
+  'place_data',
+  'read_digests',
   'replay',
 ]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax import sharding
 import jax.numpy as jnp
 
 from jasgd import tasks
@@ -19,7 +20,9 @@ class Gradient(NamedTuple):
   loss: jax.Array  # shape=(), of this minibatch.
 
 
-def make_gradient(task: tasks.Task) -> Callable[..., Gradient]:
+def make_gradient(
+  task: tasks.Task, num_devices: int = 1
+) -> Callable[..., Gradient]:
   r"""Compiles the gradient of a task: all that a learner computes.
 
   .. math:: g = \nabla f(w; \text{seed}, \text{learner}, \text{step})
@@ -29,6 +32,8 @@ def make_gradient(task: tasks.Task) -> Callable[..., Gradient]:
 
   Args:
     task: What is learned.
+    num_devices: Over how many of this process's devices a minibatch is spread.
+      The gradient is that of the whole, but for rounding.
 
   Returns:
     A jitted `gradient(params, stats, data, seed, learner, step) -> Gradient`.
@@ -45,15 +50,19 @@ def make_gradient(task: tasks.Task) -> Callable[..., Gradient]:
     True
   """
   size = tasks.choose_chunk(task.batch, task.chunk)
-  num_parts = task.batch // size if jax.default_backend() == 'cpu' else 1
+  is_whole = jax.default_backend() != 'cpu' or num_devices > 1
+  num_parts = 1 if is_whole else task.batch // size
   batches = None if task.is_streamed else task.batches
-  return _compile(task.loss, batches, num_parts)
+  return _compile(task.loss, batches, num_parts, num_devices)
 
 
 # The functions are what counts, and not the task: this keeps no data alive.
 @functools.lru_cache(maxsize=32)
 def _compile(
-  loss: Callable[..., Any], batches: Callable[..., Any] | None, num_parts: int
+  loss: Callable[..., Any],
+  batches: Callable[..., Any] | None,
+  num_parts: int,
+  num_devices: int,
 ) -> Callable[..., Gradient]:
   """The same function each time, so that nothing is compiled twice."""
   differentiate = jax.value_and_grad(loss, has_aux=True)
@@ -62,11 +71,14 @@ def _compile(
     params: Any, stats: Any, data: Any, seed: Any, learner: Any, step: Any
   ) -> Gradient:
     batch = data if batches is None else batches(data, seed, learner, step)
+    if num_devices > 1:
+      batch = _constrain(batch, num_devices, 'batch')
     key = tasks.fold_key(seed, learner, step)
     if num_parts > 1:
       return _sum_parts(differentiate, num_parts, params, stats, batch, key)
     (value, stats), grads = differentiate(params, stats, batch, key)
-    return Gradient(grads, stats, value)
+    result = Gradient(grads, stats, value)
+    return _constrain(result, num_devices) if num_devices > 1 else result
 
   return jax.jit(gradient)
 
@@ -97,3 +109,32 @@ def _sum_parts(
   total = lax.fori_loop(1, num_parts, add, differentiate_part(0))
   loss, grads = jax.tree.map(lambda leaf: leaf / num_parts, total)
   return Gradient(grads, stats, loss)
+
+
+def choose_devices(batch: int) -> int:
+  """Over how many of this process's devices a minibatch can be spread."""
+  num_devices = jax.local_device_count()
+  while batch % num_devices:
+    num_devices -= 1
+  return num_devices
+
+
+def place_data(data: Any, num_devices: int) -> Any:
+  """Puts a task's data on each device, once, if there are several."""
+  if num_devices == 1:
+    return data
+  return jax.device_put(data, _make_sharding(num_devices))
+
+
+def _make_sharding(num_devices: int, *axes: str) -> sharding.NamedSharding:
+  """Over the first devices: by the first axis of arrays, or the same on all."""
+  mesh = sharding.Mesh(jax.local_devices()[:num_devices], ('batch',))
+  return sharding.NamedSharding(mesh, sharding.PartitionSpec(*axes))
+
+
+def _constrain(tree: Any, num_devices: int, *axes: str) -> Any:
+  """Says to the compiler how arrays lie on the devices."""
+  placed = _make_sharding(num_devices, *axes)
+  return jax.tree.map(
+    lambda leaf: lax.with_sharding_constraint(leaf, placed), tree
+  )

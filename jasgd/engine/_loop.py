@@ -39,6 +39,7 @@ class Events(NamedTuple):
   read_slot: jax.Array
   write_slot: jax.Array
   rate: jax.Array
+  local_rate: jax.Array
 
 
 class Windows(NamedTuple):
@@ -236,7 +237,11 @@ def _make_move(
     )
 
     def push(carry: Carry) -> tuple[Carry, _local.Copy, _Outputs]:
-      carry, outputs = consume(carry, event, _local.get_push(copy), copy.params)
+      # A server knows of no weights but its own.
+      stale_params, _ = _rows.read_row(carry.slots, event.read_slot)
+      carry, outputs = consume(
+        carry, event, _local.get_push(copy), stale_params
+      )
       return carry, _local.empty_copy(copy), outputs
 
     def fetch(carry: Carry) -> tuple[Carry, _local.Copy, _Outputs]:
@@ -265,7 +270,7 @@ def _step_locally(
   local_rate: Any,
 ) -> _local.Copy:
   """The steps of a learner up to a push or a fetch."""
-  rate = local_rate * event.rate
+  rate = local_rate * event.local_rate
   return lax.fori_loop(
     0,
     event.num_steps,

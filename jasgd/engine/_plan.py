@@ -2,15 +2,11 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any
 
 import numpy as np
 
-from jasgd import protocols
 from jasgd import traces
-
-# The read clock of an event that reads no weights of the server.
-NOTHING = -1
+from jasgd.engine import _events
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,17 +32,24 @@ class Plan:
     is_alone: Whether that update came by itself later, as somebody left.
     is_reset: Whether the learner begins a new life: what it gathered is lost.
     num_learners: How many were there.
-    read_clock: Of the weights that are read, or NOTHING.
+    read_clock: Of the weights that are read: by a push, those that the learner
+      last got.
     read_slot: Where those are.
     write_slot: Where those go that the update makes.
     time: When the server handled it.
     samples: Of all applied gradients so far, with this one.
     rate: Of the update, as a factor.
+    local_rate: Of the learner's own steps, as a factor: that of the update
+      which was next when the weights were read that it steps from.
     ends: [updates + 1]: the events of update u are `ends[u]` to `ends[u + 1]`.
     num_slots: With the last.
     num_copies: Learners that have a copy of their own.
     has_rates: Whether there is a schedule; else all rates are 1.
     is_single: Whether every update is of one gradient.
+    is_first: Whether the push is the first of its update.
+    call: Updates with equal numbers above 0 were made by one call.
+    num_devices: Over how many devices the learner spread a minibatch.
+    wire_dtype: What float32 was rounded to in messages.
   """
 
   learner: np.ndarray
@@ -64,11 +67,16 @@ class Plan:
   time: np.ndarray
   samples: np.ndarray
   rate: np.ndarray
+  local_rate: np.ndarray
+  is_first: np.ndarray
+  call: np.ndarray
+  num_devices: np.ndarray
   ends: np.ndarray
   num_slots: int
   num_copies: int
   has_rates: bool
   is_single: bool
+  wire_dtype: str
 
   @property
   def num_updates(self) -> int:
@@ -80,6 +88,13 @@ class Plan:
     """Whether learners step on copies of their own."""
     return self.num_copies > 0
 
+  def find_call_end(self, clock: int) -> int:
+    """The next clock, from this one on, that is not within a call."""
+    calls = self.call[self.ends[1:] - 1]
+    while 0 < clock < len(calls) and calls[clock - 1] == calls[clock] > 0:
+      clock += 1
+    return clock
+
 
 def make_plan(
   trace: traces.Trace,
@@ -87,6 +102,7 @@ def make_plan(
   num_samples: int,
   batch: int,
   get_rate: Callable[[float], float] | None = None,
+  num_updates: int | None = None,
 ) -> Plan:
   """Reads a trace.
 
@@ -95,6 +111,7 @@ def make_plan(
     num_samples: An epoch.
     batch: Samples per minibatch, whatever the trace was simulated with.
     get_rate: From the epochs before an update to the factor of its rate.
+    num_updates: Where to stop; None: with the last update that was made.
 
   Returns:
     The plan.
@@ -104,141 +121,38 @@ def make_plan(
       that did not exist yet.
   """
   records = np.asarray(trace.records)[~trace.is_void]
-  applied = _find_applied(records)
+  end = trace.end_clock if num_updates is None else num_updates
+  applied = _events.find_applied(records, end)
   has_copies = bool(np.any(records['kind'] == traces.Kind.FETCH))
-  list_events = _list_segments if has_copies else _list_gradients
-  columns = list_events(records, applied, trace.header)
+  list_columns = _events.list_segments if has_copies else _events.list_gradients
+  columns = list_columns(records, applied, trace.header)
   steps_per_push = int(trace.header.get('steps_per_push', 1))
   columns['samples'] = np.cumsum(columns['is_push']) * batch * steps_per_push
   ends = np.append(0, np.flatnonzero(columns['is_update']) + 1)
   read_slot, write_slot, num_slots = _allocate_slots(
     columns['read_clock'], ends
   )
+  rates = _get_rates(columns['samples'], ends, num_samples, get_rate)
+  clock = np.cumsum(columns['is_update']) - columns['is_update']
+  is_push = columns['is_push']
+  # A push is the first of its update if no push came between.
+  num_pushes = np.cumsum(is_push) - is_push
+  is_first = num_pushes == num_pushes[ends[np.minimum(clock, len(ends) - 2)]]
+  copy_clock = columns.pop('copy_clock')
   return Plan(
     **columns,
     read_slot=read_slot,
     write_slot=write_slot,
-    rate=_get_rates(columns['samples'], ends, num_samples, get_rate),
+    rate=rates[clock],
+    local_rate=rates[copy_clock],
+    is_first=is_push & is_first,
     ends=ends,
     num_slots=num_slots,
     num_copies=traces.statistics.count_learners(trace) if has_copies else 0,
     has_rates=get_rate is not None,
     is_single=len(ends) - 1 == len(applied),
+    wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
   )
-
-
-def _find_applied(records: np.ndarray) -> np.ndarray:
-  """The indices of the gradients that were applied, checked."""
-  is_applied = (records['kind'] == traces.Kind.GRADIENT) & (
-    records['fate'] == protocols.Fate.APPLIED
-  )
-  applied = np.flatnonzero(is_applied)
-  if not len(applied):
-    raise traces.TraceError('A trace without any update cannot be replayed.')
-  clocks = records['apply_clock'][applied]
-  jumps = np.diff(clocks, prepend=-1)
-  # The first is at clock 0; after that an update goes on, or the next begins.
-  is_bad = (jumps < 0) | (jumps > 1)
-  is_bad[0] = clocks[0] != 0
-  if np.any(is_bad):
-    index = np.flatnonzero(is_bad)[0]
-    raise traces.TraceError(
-      'A trace is replayed from clock 0, in order and without gaps; record '
-      f'{applied[index]} is of the update at clock {clocks[index]}.'
-    )
-  reads = records['read_clock'][applied]
-  is_bad = (reads > clocks) | (reads < 0)
-  if np.any(is_bad):
-    index = np.flatnonzero(is_bad)[0]
-    raise traces.TraceError(
-      f'Record {applied[index]} was computed at clock {reads[index]} and '
-      f'applied at clock {clocks[index]}: those weights did not exist yet.'
-    )
-  return applied
-
-
-def _count_present(records: np.ndarray, header: dict[str, Any]) -> np.ndarray:
-  """How many learners were there, at each record."""
-  change = (records['kind'] == traces.Kind.JOIN).astype(int)
-  change -= records['kind'] == traces.Kind.LEAVE
-  first = int(header.get('num_learners') or records['learner'].max() + 1)
-  return np.maximum(first + np.cumsum(change), 1)
-
-
-def _list_gradients(
-  records: np.ndarray, applied: np.ndarray, header: dict[str, Any]
-) -> dict[str, np.ndarray]:
-  """The events of a trace in which every gradient has weights of its own."""
-  gradients = records[applied]
-  clocks = gradients['apply_clock']
-  steps_per_push = int(header.get('steps_per_push', 1))
-  is_update = np.diff(clocks, append=clocks[-1] + 1) > 0
-  # If what comes next saw the same clock, the update was not made by then.
-  next_clock = np.append(records['arrive_clock'], clocks[-1] + 1)[applied + 1]
-  size = len(applied)
-  return {
-    'learner': gradients['learner'],
-    'step': gradients['step'] * steps_per_push,
-    'num_steps': np.full(size, steps_per_push),
-    'staleness': clocks - gradients['read_clock'],
-    'is_push': np.ones(size, bool),
-    'is_update': is_update,
-    'is_alone': is_update & (next_clock == clocks),
-    'is_reset': np.zeros(size, bool),
-    'num_learners': _count_present(records, header)[applied],
-    'read_clock': gradients['read_clock'],
-    'time': gradients['arrive_time'],
-  }
-
-
-def _list_segments(
-  records: np.ndarray, applied: np.ndarray, header: dict[str, Any]
-) -> dict[str, np.ndarray]:
-  """The events of a trace in which learners step on copies of the weights."""
-  steps_per_push = int(header['steps_per_push'])
-  num_learners = int(records['learner'].max()) + 1
-  position = [0] * num_learners  # Minibatches that a learner has computed.
-  gathered = [0] * num_learners  # Those of them since its last push.
-  is_new = [True] * num_learners
-  pushes = set(applied.tolist())
-  rows = []
-  for index, record in enumerate(records):
-    learner = int(record['learner'])
-    if record['kind'] == traces.Kind.JOIN:
-      is_new[learner] = True
-    elif record['kind'] == traces.Kind.FETCH:
-      end = int(record['step'])
-      first, is_reset = position[learner], is_new[learner]
-      if is_reset:  # What it did in its last life is lost.
-        first, gathered[learner], is_new[learner] = end, 0, False
-      rows.append((index, first, end - first, False, is_reset))
-      gathered[learner] += end - first
-      position[learner] = end
-    elif index in pushes:
-      first = position[learner]
-      num_steps = steps_per_push - gathered[learner]
-      rows.append((index, first, num_steps, True, False))
-      gathered[learner] = 0
-      position[learner] = first + num_steps
-  index, step, num_steps, is_push, is_reset = (
-    np.array(column) for column in zip(*rows, strict=True)
-  )
-  chosen = records[index]
-  return {
-    'learner': chosen['learner'],
-    'step': step,
-    'num_steps': num_steps,
-    'staleness': np.where(
-      is_push, chosen['apply_clock'] - chosen['read_clock'], 0
-    ),
-    'is_push': is_push,
-    'is_update': is_push,
-    'is_alone': np.zeros(len(index), bool),
-    'is_reset': is_reset,
-    'num_learners': _count_present(records, header)[index],
-    'read_clock': np.where(is_push, NOTHING, chosen['read_clock']),
-    'time': chosen['arrive_time'],
-  }
 
 
 def _allocate_slots(
@@ -283,11 +197,8 @@ def _get_rates(
   num_samples: int,
   get_rate: Callable[[float], float] | None,
 ) -> np.ndarray:
-  """The factor of each event's update, by the samples applied before it."""
+  """The factor at each clock, by the samples applied before; and at the end."""
   if get_rate is None:
-    return np.ones(len(samples))
-  before = np.append(0, samples[ends[1:] - 1])[:-1]
-  rates = np.array([get_rate(float(count) / num_samples) for count in before])
-  sizes = np.diff(ends)
-  rest = len(samples) - int(ends[-1])  # Fetches after the last update.
-  return np.append(np.repeat(rates, sizes), np.ones(rest))
+    return np.ones(len(ends))
+  before = np.append(0, samples[ends[1:] - 1])
+  return np.array([get_rate(float(count) / num_samples) for count in before])

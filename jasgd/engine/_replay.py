@@ -87,7 +87,8 @@ def replay(
       (downpour); the schedule's factor is applied to it too.
     seed: Of the first weights, the minibatches, and everything else.
     mode: 'fast', one compiled loop; or 'exact', call by call as a real server
-      and its learners do it. They agree but for rounding.
+      and its learners do it, messages rounded as theirs. They agree but for
+      rounding.
     eval_every: Updates between evaluations on the test data; None: at the end.
     init: The first (params, stats); None: the task's own, from the seed.
     num_parallel: In 'fast' mode, the most gradients to compute at once, where
@@ -233,12 +234,16 @@ def find_difference(
     for trace in (first, second)
   ]
   while not any(run.is_done for run in runs):
+    # One may make several updates by one call, and be ahead.
+    clock = min(run.clock for run in runs)
     for run in runs:
-      run.advance()
-    if not _is_same(*(run.state.params for run in runs)):
+      if run.clock == clock:
+        run.advance()
+    is_level = runs[0].clock == runs[1].clock
+    if is_level and not _is_same(*(run.state.params for run in runs)):
       return runs[0].clock
   is_longer = runs[0].plan.num_updates != runs[1].plan.num_updates
-  return runs[0].clock if is_longer else None
+  return min(run.clock for run in runs) if is_longer else None
 
 
 def _is_same(first: Any, second: Any) -> bool:

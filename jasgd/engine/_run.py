@@ -39,13 +39,31 @@ class Replay:
     init: tuple[Any, Any] | None = None,
     num_parallel: int = 1,
     num_slots: int | None = None,
+    wire_dtype: str | None = None,
   ) -> None:
-    """Starts at clock 0; with equal `num_slots` runs share a compilation."""
+    """Starts at clock 0.
+
+    Args:
+      task: What is learned.
+      server: What `make_update` gave.
+      plan: What is to be computed.
+      seed: Of all that is random.
+      mode: One of `MODES`.
+      local_rate: Of learners that step on their own copies.
+      chunk: Updates per `advance`. In 'exact' mode more, if the server made
+        several by one call: the weights in between never were.
+      init: The first (params, stats); None: those of the seed.
+      num_parallel: As in `replay`.
+      num_slots: Runs with equal ones share a compilation.
+      wire_dtype: What float32 was rounded to in messages, in 'exact' mode;
+        None: what the trace says.
+    """
     _check(plan, mode, local_rate, num_parallel, task)
     self._task = task
     self.plan = plan
     self.clock = 0
     self.is_diverged = False
+    self._is_exact = mode == 'exact'
     self._chunk = chunk
     params, stats = init or task.init(jax.random.key(seed, impl='threefry2x32'))
     params, stats = jax.tree.map(jnp.asarray, (params, stats))
@@ -61,6 +79,7 @@ class Replay:
         stats=stats,
         seed=seed,
         local_rate=rate,
+        wire_dtype=wire_dtype or plan.wire_dtype,
       )
     else:
       self._engine = fast.FastEngine(
@@ -104,6 +123,8 @@ class Replay:
     start = self.clock
     # Chunks end at multiples, so that a resumed run has the same ones.
     stop = min((start // self._chunk + 1) * self._chunk, self.plan.num_updates)
+    if self._is_exact:
+      stop = self.plan.find_call_end(stop)
     outputs = self._engine.advance(start, stop)
     history = _summarize(self.plan, start, stop, jax.device_get(outputs))
     history['epoch'] = history['epoch'] / self._task.num_samples
@@ -116,6 +137,16 @@ class Replay:
     elif not _is_finite(self.state.params):  # Nobody computed a loss on them.
       self.is_diverged = True
     return history
+
+  def get_digest(self) -> int:
+    """What a server says of such weights, in its trace: see `read_digests`.
+
+    Raises:
+      ValueError: if the mode is not 'exact'.
+    """
+    if not isinstance(self._engine, exact.ExactEngine):
+      raise ValueError("Only mode='exact' gives the bits of a server.")
+    return self._engine.get_digest()
 
   def evaluate(self) -> dict[str, Any]:
     """The task's metrics on its test data, now; a row of `evaluations`."""

@@ -168,9 +168,27 @@ def _compile(
     *,
     is_single: bool,
   ) -> ServerState:
-    state = accumulate(state, gradient, staleness, stale_params)
-    return update(
-      state, rate, num_learners, stale_params if is_single else None
+    if not is_single:
+      state = accumulate(state, gradient, staleness, stale_params)
+      return update(state, rate, num_learners)
+    # The compiler learns that there is no sum to be read, and the old ones go
+    # through untouched: memory is what an update costs.
+    gathered = accumulate(
+      state._replace(
+        aggregation=state.aggregation._replace(
+          group_size=jnp.zeros_like(state.aggregation.group_size)
+        )
+      ),
+      gradient,
+      staleness,
+      stale_params,
+    )
+    updated = update(gathered, rate, num_learners, stale_params)
+    return updated._replace(
+      stats_sum=state.stats_sum,
+      aggregation=updated.aggregation._replace(
+        gradient_sum=state.aggregation.gradient_sum
+      ),
     )
 
   def measure_gap(state: ServerState, stale_params: Any) -> jax.Array:

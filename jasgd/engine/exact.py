@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jasgd import tasks
+from jasgd.engine import _flat
 from jasgd.engine import _gradient
+from jasgd.engine import _layout
 from jasgd.engine import _local
 from jasgd.engine import _plan
 from jasgd.engine import _update
@@ -22,8 +24,15 @@ class Carry(NamedTuple):
   """All that replay knows between two updates; can be saved."""
 
   state: _update.ServerState
-  slots: tuple[Any, ...]  # (params, stats) of the versions still needed.
+  slots: tuple[Any, ...]  # Buffers with the versions still needed.
   copies: tuple[_local.Copy, ...]  # Of learners that step on their own.
+
+
+class _Learner(NamedTuple):
+  """What learners with equally many devices compute by."""
+
+  functions: _flat.Learner
+  data: Any
 
 
 class ExactEngine:
@@ -36,27 +45,38 @@ class ExactEngine:
   def __init__(
     self,
     task: tasks.Task,
-    server: _update.Update,
+    update: _update.Update,
     plan: _plan.Plan,
     *,
     params: Any,
     stats: Any,
     seed: int,
     local_rate: float,
+    wire_dtype: str = 'float32',
   ) -> None:
     """Starts from weights."""
     self._task = task
-    self._server = server
     self._plan = plan
     self._seed = seed
     self._local_rate = local_rate
-    self._gradient = _gradient.make_gradient(task)
-    self._local_step = _local.make_local_step(task)
-    snapshot = (params, stats)
+    self._layout = _layout.make_layout((params, stats), wire_dtype)
+    self._server = _flat.make_server(update, self._layout)
+    self._learners = {
+      num_devices: self._make_learner(num_devices)
+      for num_devices in {1, *plan.num_devices.tolist()}
+    }
+    # One for each gradient of a call.
+    self._messages = [np.empty(self._layout.size, np.uint8)]
+    snapshot = self._publish((params, stats))
+    copies = ()
+    if plan.num_copies:
+      start_copy = self._learners[1].functions.start_copy
+      copy = start_copy(self._layout.view(snapshot))
+      copies = (copy,) * plan.num_copies
     self.carry = Carry(
-      state=server.init(*_copy(snapshot)),
+      state=self._server.init(*jax.tree.map(jnp.copy, (params, stats))),
       slots=(snapshot,) * plan.num_slots,
-      copies=(_local.start_copy(*snapshot),) * plan.num_copies,
+      copies=copies,
     )
 
   @property
@@ -74,10 +94,18 @@ class ExactEngine:
     Returns:
       For each event in between: `loss`, `gap` and `factor`.
     """
-    outputs = [
-      self._handle(event)
-      for event in range(self._plan.ends[start], self._plan.ends[stop])
-    ]
+    outputs: list[tuple[Any, Any, Any]] = []
+    event, last = int(self._plan.ends[start]), int(self._plan.ends[stop])
+    while event < last:
+      pushes = [self._compute(event)]
+      call = self._plan.call[event]
+      while call and event + len(pushes) < last:
+        following = event + len(pushes)
+        if self._plan.call[following] != call:
+          break
+        pushes.append(self._compute(following))
+      outputs += self._apply(event, pushes)
+      event += len(pushes)
     names = ('loss', 'gap', 'factor')
     columns = zip(*jax.device_get(outputs), strict=True)
     return {
@@ -85,41 +113,58 @@ class ExactEngine:
       for name, column in zip(names, columns, strict=True)
     }
 
-  def _handle(self, event: int) -> tuple[Any, Any, Any]:
-    """One event: the loss, the gap and the factor of its push."""
-    if not self._plan.has_copies:
-      snapshot = self.carry.slots[self._plan.read_slot[event]]
-      return self._push(event, self._compute(event, snapshot), snapshot[0])
-    learner = int(self._plan.learner[event])
+  def get_digest(self) -> int:
+    """A digest of the weights, as a server writes it into its trace."""
+    state = self.carry.state
+    return self._layout.digest(self._publish((state.params, state.stats)))
+
+  # --- A learner's work.
+
+  def _make_learner(self, num_devices: int) -> '_Learner':
+    """What a learner with some devices computes by."""
+    if num_devices > jax.local_device_count():
+      raise ValueError(
+        f'A learner of this trace spread its minibatches over {num_devices} '
+        f'devices, and this process has {jax.local_device_count()}. On a CPU, '
+        f'set XLA_FLAGS=--xla_force_host_platform_device_count={num_devices}.'
+      )
+    return _Learner(
+      _flat.make_learner(self._task, self._layout, num_devices),
+      _gradient.place_data(self._task.data, num_devices),
+    )
+
+  def _compute(self, event: int) -> _flat.Push | None:
+    """The gradient of an event; None if the learner fetches instead."""
+    plan = self._plan
+    read = self._view_slot(plan.read_slot[event])
+    functions = self._learners[int(plan.num_devices[event])].functions
+    if not plan.has_copies:
+      if plan.num_steps[event] == 1:
+        (where,) = self._list_steps(event)
+        return functions.compute(read, *where)
+      copy = self._step_locally(event, functions.start_copy(read))
+      push, _ = functions.push_copy(copy)
+      return push
+    learner = int(plan.learner[event])
     copy = self._step_locally(event, self.carry.copies[learner])
-    outputs = (np.nan, np.nan, np.nan)
-    if self._plan.is_push[event]:
-      outputs = self._push(event, _local.get_push(copy), copy.params)
-      copy = _local.empty_copy(copy)
+    push = None
+    if plan.is_push[event]:
+      push, copy = functions.push_copy(copy)
+    elif plan.is_reset[event]:
+      copy = functions.start_copy(read)
     else:
-      params, stats = self.carry.slots[self._plan.read_slot[event]]
-      if self._plan.is_reset[event]:
-        copy = _local.start_copy(params, stats)
-      copy = copy._replace(params=params, stats=stats)
+      copy = functions.keep_copy(copy, read)
     copies = list(self.carry.copies)
     copies[learner] = copy
     self.carry = self.carry._replace(copies=tuple(copies))
-    return outputs
-
-  def _compute(self, event: int, snapshot: Any) -> _gradient.Gradient:
-    """The gradient of an event, at a snapshot."""
-    if self._plan.num_steps[event] > 1:
-      return _local.get_push(
-        self._step_locally(event, _local.start_copy(*snapshot))
-      )
-    (where,) = self._list_steps(event)
-    return self._gradient(*snapshot, *where)
+    return push
 
   def _step_locally(self, event: int, copy: _local.Copy) -> _local.Copy:
     """The steps of a learner up to a push or a fetch."""
-    rate = self._local_rate * self._plan.rate[event]
+    functions = self._learners[int(self._plan.num_devices[event])].functions
+    rate = self._local_rate * float(self._plan.local_rate[event])
     for where in self._list_steps(event):
-      copy = self._local_step(copy, *where, rate)
+      copy = functions.step_copy(copy, *where, rate)
     return copy
 
   def _list_steps(self, event: int) -> Iterator[tuple[Any, int, int, int]]:
@@ -127,45 +172,87 @@ class ExactEngine:
     learner = int(self._plan.learner[event])
     first = int(self._plan.step[event])
     for step in range(first, first + int(self._plan.num_steps[event])):
-      data = self._task.data
+      data = self._learners[int(self._plan.num_devices[event])].data
       if self._task.is_streamed:
         data = self._task.batches(None, self._seed, learner, step)
       yield data, self._seed, learner, step
 
-  def _push(
-    self, event: int, gradient: _gradient.Gradient, stale_params: Any
-  ) -> tuple[Any, Any, Any]:
-    """The server takes a gradient in, and updates if it is due."""
-    plan, server, state = self._plan, self._server, self.carry.state
-    staleness = int(plan.staleness[event])
-    gap = server.measure_gap(state, stale_params)
-    factor = server.get_factor(staleness, state.aggregation.server_clock)
-    rate = plan.rate[event] if plan.has_rates else None
-    num_learners = int(plan.num_learners[event])
-    if plan.is_update[event] and not plan.is_alone[event]:
-      is_single = event == 0 or bool(plan.is_update[event - 1])
-      state = server.apply(
-        state,
-        gradient,
-        staleness,
-        stale_params,
-        rate,
-        num_learners,
-        is_single=is_single or plan.is_single,
+  # --- The server's work.
+
+  def _apply(
+    self, event: int, pushes: list[_flat.Push | None]
+  ) -> list[tuple[Any, Any, Any]]:
+    """The server takes gradients in by one call: loss, gap and factor of each.
+
+    Args:
+      event: The first; each further one is an update of its own.
+      pushes: The gradients; None, alone, if the event is a fetch.
+    """
+    if pushes == [None]:
+      return [(np.nan, np.nan, np.nan)]
+    server, state = self._server, self.carry.state
+    clock = state.aggregation.server_clock
+    while len(self._messages) < len(pushes):
+      self._messages.append(np.empty(self._layout.size, np.uint8))
+    rows, outputs = [], []
+    for number, (push, message) in enumerate(
+      zip(pushes, self._messages, strict=False)
+    ):
+      assert push is not None  # Fetches share no call.
+      self._layout.pack(push.message, message)
+      row = self._make_row(event + number, message)
+      rows.append(row)
+      gap = server.measure_gap(state, row[2])  # Before the call, as it is one.
+      outputs.append(
+        (push.loss, gap, server.get_factor(row[1], clock + number))
       )
+    if len(rows) > 1:
+      state = server.apply_many(state, tuple(rows))
     else:
-      state = server.accumulate(state, gradient, staleness, stale_params)
-      if plan.is_update[event]:
-        state = server.update(state, rate, num_learners)
+      state = self._apply_one(event, state, rows[0])
+    jax.block_until_ready(state)  # It may read the messages until now.
+    self._keep(event + len(rows) - 1, state)
+    return outputs
+
+  def _make_row(self, event: int, message: np.ndarray) -> tuple[Any, ...]:
+    """(parts, staleness, stale parts, rate, learners) of an event."""
+    plan = self._plan
+    return (
+      self._layout.view(message),
+      int(plan.staleness[event]),
+      self._view_slot(plan.read_slot[event]),
+      float(plan.rate[event]) if plan.has_rates else None,
+      int(plan.num_learners[event]),
+    )
+
+  def _apply_one(
+    self, event: int, state: _update.ServerState, row: tuple[Any, ...]
+  ) -> _update.ServerState:
+    """Takes one gradient in, and updates if it is due."""
+    plan, server = self._plan, self._server
+    if plan.is_update[event] and not plan.is_alone[event]:
+      is_single = bool(plan.is_first[event])
+      return server.apply(state, *row, is_single=is_single)
+    *push, rate, num_learners = row
+    state = server.accumulate(state, *push)
+    if plan.is_update[event]:
+      state = server.update(state, rate, num_learners)
+    return state
+
+  def _keep(self, event: int, state: _update.ServerState) -> None:
+    """Publishes the weights that an event has made, if anybody reads them."""
     slots = self.carry.slots
-    slot = int(plan.write_slot[event])
-    if slot < plan.num_slots - 1:  # Donated is only what nobody else has.
-      published = _copy((state.params, state.stats))
+    slot = int(self._plan.write_slot[event])
+    if slot < self._plan.num_slots - 1:
+      published = self._publish((state.params, state.stats))
       slots = (*slots[:slot], published, *slots[slot + 1 :])
     self.carry = self.carry._replace(state=state, slots=slots)
-    return gradient.loss, gap, factor
 
+  def _publish(self, weights: tuple[Any, Any]) -> np.ndarray:
+    """Weights in a buffer of their own."""
+    buffer = np.empty(self._layout.size, np.uint8)
+    self._layout.pack(weights, buffer)
+    return buffer
 
-def _copy(tree: Any) -> Any:
-  """The same values in buffers of their own."""
-  return jax.tree.map(jnp.copy, tree)
+  def _view_slot(self, slot: int) -> _layout.Parts:
+    return self._layout.view(np.asarray(self.carry.slots[slot]))

@@ -2,15 +2,27 @@
 
 from jasgd.experiment._grid import list_cells
 from jasgd.experiment._grid import parse_grid
+from jasgd.experiment._local import run_learner
+from jasgd.experiment._local import run_server
 from jasgd.experiment._optimizers import OptimizerConfig
 from jasgd.experiment._optimizers import ScheduleConfig
+from jasgd.experiment._own import train
+from jasgd.experiment._own import Trained
 from jasgd.experiment._parts import FailureConfig
 from jasgd.experiment._parts import NetworkConfig
 from jasgd.experiment._parts import ProtocolConfig
 from jasgd.experiment._parts import StrategyConfig
 from jasgd.experiment._parts import TimeConfig
+from jasgd.experiment._running import make_task
+from jasgd.experiment._running import read_config
+from jasgd.experiment._running import serve_config
+from jasgd.experiment._runtimes import DeadlineConfig
+from jasgd.experiment._runtimes import ProcessConfig
+from jasgd.experiment._runtimes import RuntimeConfig
+from jasgd.experiment._runtimes import ServerConfig
 from jasgd.experiment._simulations import NodeSimulationConfig
 from jasgd.experiment._simulations import SimulationConfig
+from jasgd.experiment._supervisor import RunError
 from jasgd.experiment._sweep import lock_file
 from jasgd.experiment._sweep import read_rows
 from jasgd.experiment._sweep import sweep
@@ -18,30 +30,48 @@ from jasgd.experiment._sweep import write_csv
 from jasgd.experiment._train import make_replay
 from jasgd.experiment._train import measure_chunk
 from jasgd.experiment._train import train_and_evaluate
-from jasgd.experiment._training import RuntimeConfig
 from jasgd.experiment._training import TaskConfig
 from jasgd.experiment._training import TrainingConfig
+from jasgd.experiment._verify import get_environment
+from jasgd.experiment._verify import read_run
+from jasgd.experiment._verify import Verification
+from jasgd.experiment._verify import verify
 
 __all__ = [
+  'DeadlineConfig',
   'FailureConfig',
   'NetworkConfig',
   'NodeSimulationConfig',
   'OptimizerConfig',
+  'ProcessConfig',
   'ProtocolConfig',
+  'RunError',
   'RuntimeConfig',
   'ScheduleConfig',
+  'ServerConfig',
   'SimulationConfig',
   'StrategyConfig',
   'TaskConfig',
   'TimeConfig',
+  'Trained',
   'TrainingConfig',
+  'Verification',
+  'get_environment',
   'list_cells',
   'lock_file',
   'make_replay',
+  'make_task',
   'measure_chunk',
   'parse_grid',
+  'read_config',
   'read_rows',
+  'read_run',
+  'run_learner',
+  'run_server',
+  'serve_config',
   'sweep',
+  'train',
   'train_and_evaluate',
+  'verify',
   'write_csv',
 ]

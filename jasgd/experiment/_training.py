@@ -16,9 +16,8 @@ from jasgd import tasks
 from jasgd import traces
 from jasgd.experiment import _optimizers
 from jasgd.experiment import _parts
+from jasgd.experiment import _runtimes
 from jasgd.experiment import _simulations
-
-_MODES = ('simulate',)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -77,24 +76,6 @@ def _make_task(
 
 
 @dataclasses.dataclass(kw_only=True)
-class RuntimeConfig:
-  """Where and how it runs."""
-
-  # simulate: in virtual time, on this machine.
-  mode: str = 'simulate'
-  # fast: one compiled loop; exact: call by call, as a real server does.
-  engine: str = 'fast'
-  # Whether a learner pulls before its push is applied.
-  overlap: bool = False
-  # Updates between evaluations; 0: about one epoch.
-  eval_every: int = 0
-  # Seconds between checkpoints; there is always one at the end.
-  checkpoint_seconds: float = 30.0
-  # The most gradients to compute at once, for accelerators.
-  num_parallel: int = 1
-
-
-@dataclasses.dataclass(kw_only=True)
 class TrainingConfig:
   """A training run: what is learned, how, by whom, and for how long."""
 
@@ -115,7 +96,18 @@ class TrainingConfig:
   failures: _parts.FailureConfig = dataclasses.field(
     default_factory=_parts.FailureConfig
   )
-  runtime: RuntimeConfig = dataclasses.field(default_factory=RuntimeConfig)
+  runtime: _runtimes.RuntimeConfig = dataclasses.field(
+    default_factory=_runtimes.RuntimeConfig
+  )
+  server: _runtimes.ServerConfig = dataclasses.field(
+    default_factory=_runtimes.ServerConfig
+  )
+  processes: _runtimes.ProcessConfig = dataclasses.field(
+    default_factory=_runtimes.ProcessConfig
+  )
+  deadlines: _runtimes.DeadlineConfig = dataclasses.field(
+    default_factory=_runtimes.DeadlineConfig
+  )
   # Passes over the training set, in samples of applied gradients.
   num_epochs: float = 10.0
   # Updates at the most; 0: as many as the epochs take.
@@ -131,6 +123,10 @@ class TrainingConfig:
     problems = [
       *self.optimizer.list_problems(),
       *self.schedule.list_problems(),
+      *self.runtime.list_problems(),
+      *self.server.list_problems(),
+      *self.processes.list_problems(),
+      *self.deadlines.list_problems(),
       *self._list_own_problems(),
       *_simulations.list_problems(
         self.protocol.make,
@@ -143,11 +139,15 @@ class TrainingConfig:
     if not task_problems:
       task_problems = _simulations.list_problems(self._check_memory)
     problems += task_problems
-    problems = problems or _simulations.list_problems(
-      lambda: simulation.check_setup(**self._simulation(1))
-    )
+    check = self._check_simulation
+    if self.runtime.is_real:
+      check = lambda: self.protocol.make().check(num_learners)
+    problems = problems or _simulations.list_problems(check)
     if problems:
       raise ValueError('Bad config: ' + ' '.join(problems))
+
+  def _check_simulation(self) -> None:
+    simulation.check_setup(**self._simulation(1))
 
   def make_task(self) -> tasks.Task:
     """What is learned."""
@@ -163,7 +163,7 @@ class TrainingConfig:
 
   def make_schedule(self) -> Callable[[float], float]:
     """The rate as a function of epochs."""
-    per_update = _count_gradients_per_update(
+    per_update = count_gradients_per_update(
       self.protocol.make(), self.protocol.count_learners()
     )
     return self.schedule.make(
@@ -178,7 +178,7 @@ class TrainingConfig:
     per_push = task.batch * protocol.steps_per_push
     num_gradients = -(-num_samples // per_push)
     if self.num_updates:
-      per_update = _count_gradients_per_update(
+      per_update = count_gradients_per_update(
         protocol, self.protocol.count_learners()
       )
       num_gradients = min(num_gradients, self.num_updates * per_update)
@@ -252,7 +252,6 @@ class TrainingConfig:
 
   def _list_own_problems(self) -> list[str]:
     """What is wrong with the fields that are in no part."""
-    runtime = self.runtime
     rules = {
       f'num_epochs must be finite and above 0, got {self.num_epochs}.': (
         0 < self.num_epochs < math.inf
@@ -263,22 +262,11 @@ class TrainingConfig:
       f'seed must be from 0 to 2^31 - 1, got {self.seed}.': (
         0 <= self.seed < 2**31
       ),
-      f'Unknown runtime.mode {runtime.mode!r}. Known: {", ".join(_MODES)}.': (
-        runtime.mode in _MODES
-      ),
-      f'Unknown runtime.engine {runtime.engine!r}. Known: '
-      f'{", ".join(engine.MODES)}.': runtime.engine in engine.MODES,
-      f'runtime.eval_every must be at least 0, got {runtime.eval_every}.': (
-        runtime.eval_every >= 0
-      ),
-      f'runtime.num_parallel must be at least 1, got {runtime.num_parallel}.': (
-        runtime.num_parallel >= 1
-      ),
-      'runtime.checkpoint_seconds must be at least 0, got '
-      f'{runtime.checkpoint_seconds}.': runtime.checkpoint_seconds >= 0,
       'A constant_delay wants equal times: set time.name=constant and '
       f'time.arguments=(1.0,), got time.name={self.time.name!r}.': (
-        self.protocol.name != 'constant_delay' or self.time.name == 'constant'
+        self.protocol.name != 'constant_delay'
+        or self.time.name == 'constant'
+        or self.runtime.is_real
       ),
     }
     return [rule for rule, holds in rules.items() if not holds]
@@ -289,7 +277,7 @@ class TrainingConfig:
       engine.check_memory(self.protocol.delay + 2, self._shape_weights())
 
 
-def _count_gradients_per_update(
+def count_gradients_per_update(
   protocol: protocols.Protocol, num_learners: int
 ) -> int:
   """How many gradients an update takes while all learners are there."""

@@ -41,6 +41,7 @@ from jasgd.protocols._counting import Downpour as downpour
 from jasgd.protocols._counting import Rennala as rennala
 from jasgd.protocols._counting import Ringmaster as ringmaster
 from jasgd.protocols._counting import Softsync as softsync
+from jasgd.protocols._parse import parse_protocol
 from jasgd.protocols._quorum import Backup as backup
 from jasgd.protocols._quorum import Hardsync as hardsync
 from jasgd.protocols._ramp_up import RampUp as ramp_up
@@ -57,6 +58,7 @@ __all__ = [
   'constant_delay',
   'downpour',
   'hardsync',
+  'parse_protocol',
   'ramp_up',
   'rennala',
   'ringmaster',

@@ -13,8 +13,15 @@ class Fate(enum.IntEnum):
   PENDING = 1  # In the sum of an update that was not made (yet).
   DROPPED_LATE = 2  # Came after its update was made without it.
   DROPPED_STALE = 3  # Was computed on weights that are too old.
-  DROPPED_LOST = 4  # Was computed on weights of a server that is gone.
+  LOST_HISTORY = 4  # Was computed on weights that were lost with a server.
   DROPPED_GONE = 5  # Arrived when its learner was gone.
+  AFTER_END = 6  # Arrived when the run was over.
+  NOT_FINITE = 7  # Was not a number; its learner said so, and did not send it.
+
+  @property
+  def is_dropped(self) -> bool:
+    """Whether it is in no update and never will be."""
+    return self > Fate.PENDING
 
 
 class Decision(NamedTuple):
@@ -48,6 +55,8 @@ class Protocol:
   steps_per_fetch: int = 1
   # Whether a learner may have to wait after its push.
   holds_learners: bool = True
+  # Whether each gradient that counts is an update of its own.
+  updates_each: bool = False
   # Whether only gradients of the current clock count, and whether it stands for
   # learners that all take the same, constant time.
   needs_current_clock: bool = False
@@ -97,10 +106,14 @@ class Protocol:
 
   def init(self, num_learners: int) -> None:
     """Starts anew, with the learners 0 to num_learners - 1."""
-    self.check(num_learners)
-    self.restore(self._start())
+    self.start(num_learners)
     for learner in range(num_learners):
       self.on_join(learner)
+
+  def start(self, num_learners: int) -> None:
+    """Starts anew; so many learners are expected, and nobody has joined."""
+    self.check(num_learners)
+    self.restore(self._start())
 
   def on_push(self, learner: int, step: int, read_clock: int) -> Decision:
     """A gradient came, the learner's `step`-th, computed at `read_clock`."""

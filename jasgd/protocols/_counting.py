@@ -99,6 +99,7 @@ class Asynchronous(Counting):
   """
 
   name = 'asynchronous'
+  updates_each = True
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -222,6 +223,7 @@ class Ringmaster(Counting):
   """
 
   name = 'ringmaster'
+  updates_each = True
 
   def __init__(self, r: int) -> None:
     """Ignores gradients with a staleness above `r`."""

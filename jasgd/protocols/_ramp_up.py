@@ -35,6 +35,7 @@ class RampUp(_base.Protocol):
     self.num_updates = _base.check_count('num_updates', num_updates, 1)
     self.steps_per_push = protocol.steps_per_push
     self.steps_per_fetch = protocol.steps_per_fetch
+    self.updates_each = protocol.updates_each
     self.needs_current_clock = protocol.needs_current_clock
     self.needs_equal_times = protocol.needs_equal_times
     self._num_expected = 1
@@ -57,11 +58,11 @@ class RampUp(_base.Protocol):
     """Raises a ValueError if this many learners could never make an update."""
     self.protocol.check(num_learners)
 
-  def init(self, num_learners: int) -> None:
-    """Starts anew, with the learners 0 to num_learners - 1."""
+  def start(self, num_learners: int) -> None:
+    """Starts anew; so many learners are expected, and nobody has joined."""
     self.check(num_learners)
     self._num_expected = num_learners
-    super().init(num_learners)
+    super().start(num_learners)
 
   def on_join(self, learner: int) -> _base.Decision:
     """A learner came; it is released when its turn to enter comes."""

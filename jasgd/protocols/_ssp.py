@@ -19,6 +19,7 @@ class Ssp(_base.Protocol):
   """
 
   name = 'ssp'
+  updates_each = True
 
   def __init__(self, s: int) -> None:
     """Lets learners lead by `s` steps."""

@@ -1,6 +1,7 @@
 """What do people look at? Pictures of traces and sweeps, tables, pages."""
 
 from jasgd.reports._heat_maps import plot_heat_map
+from jasgd.reports._member_pictures import plot_members
 from jasgd.reports._node_pictures import plot_ages
 from jasgd.reports._node_pictures import plot_node_timeline
 from jasgd.reports._pictures import plot_staleness
@@ -13,6 +14,7 @@ __all__ = [
   'format_table',
   'plot_ages',
   'plot_heat_map',
+  'plot_members',
   'plot_node_timeline',
   'plot_staleness',
   'plot_sweep',

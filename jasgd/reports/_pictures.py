@@ -1,16 +1,21 @@
 """Pictures of a trace, drawn with matplotlib."""
 
+from collections.abc import Sequence
 import os
 
 from matplotlib import axes as mpl_axes
 from matplotlib import collections
 from matplotlib import figure as mpl_figure
+from matplotlib import lines as mpl_lines
 from matplotlib import patches
 from matplotlib import ticker
 import numpy as np
 
 from jasgd import protocols
 from jasgd import traces
+from jasgd.reports import _member_pictures
+from jasgd.reports import _members
+from jasgd.reports import _predictions
 
 # What a learner does -> its colour.
 COLORS = {
@@ -21,14 +26,20 @@ COLORS = {
 _MAX_UPDATES = 300  # As many lines as leave the bars to be seen.
 
 
-def plot_staleness(trace: traces.Trace, path: str | os.PathLike[str]) -> None:
+def plot_staleness(
+  trace: traces.Trace,
+  path: str | os.PathLike[str],
+  predicted: Sequence[traces.Trace] = (),
+) -> None:
   """Draws the distribution of staleness, of applied and of dropped gradients.
 
   Args:
     trace: What to draw.
     path: The file to write; its ending chooses the format.
+    predicted: What `jasgd.simulation.predict` made of the trace: of all of
+      these, the distribution of applied gradients is drawn as a line.
   """
-  draw_staleness(trace).savefig(path, dpi=120)
+  draw_staleness(trace, predicted).savefig(path, dpi=120)
 
 
 def plot_timeline(
@@ -40,6 +51,9 @@ def plot_timeline(
 ) -> None:
   """Draws who computed, communicated and waited when, in the first part.
 
+  Of real processes, that is the part after their first gradients, for which
+  they had to compile.
+
   Args:
     trace: What to draw.
     path: The file to write; its ending chooses the format.
@@ -49,7 +63,9 @@ def plot_timeline(
   draw_timeline(trace, max_learners, num_rounds).savefig(path, dpi=120)
 
 
-def draw_staleness(trace: traces.Trace) -> mpl_figure.Figure:
+def draw_staleness(
+  trace: traces.Trace, predicted: Sequence[traces.Trace] = ()
+) -> mpl_figure.Figure:
   """The picture of `plot_staleness`; its title is of applied gradients."""
   figure = mpl_figure.Figure(figsize=(9, 3.6), layout='constrained')
   axes = figure.subplots()
@@ -64,7 +80,11 @@ def draw_staleness(trace: traces.Trace) -> mpl_figure.Figure:
     ),
   }
   groups = {name: group for name, group in groups.items() if len(group[0])}
-  largest = int(trace.staleness.max(initial=0))
+  expected = np.concatenate(
+    [each.staleness[each.fate == protocols.Fate.APPLIED] for each in predicted]
+    or [np.zeros(0, np.int64)]
+  )
+  largest = int(max(trace.staleness.max(initial=0), expected.max(initial=0)))
   # A bar per value, or as many bars as the eye can tell apart.
   width = max(1, -(-(largest + 1) // 200))
   bins = np.arange(0, largest + 2 * width, width) - 0.5
@@ -77,21 +97,39 @@ def draw_staleness(trace: traces.Trace) -> mpl_figure.Figure:
       label=list(groups),
       rwidth=0.9,
     )
+    _draw_expected(axes, expected, bins, int(is_applied.sum()))
     axes.legend(frameon=False)
   else:
     _say_empty(axes)
   if is_applied.any():
     staleness = trace.staleness[is_applied]
     axes.axvline(staleness.mean(), color='black', linestyle='--', linewidth=1)
-    axes.set_title(
-      f'applied: mean {staleness.mean():.2f}, largest {staleness.max()}',
-      fontsize=10,
-    )
+    title = f'applied: mean {staleness.mean():.2f}, largest {staleness.max()}'
+    if len(expected):
+      title += (
+        f'; predicted: mean {expected.mean():.2f}, largest {expected.max()}'
+      )
+    axes.set_title(title, fontsize=10)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   axes.spines[['top', 'right']].set_visible(False)
   axes.set_xlabel('staleness: updates since the weights were read')
   axes.set_ylabel('gradients')
   return figure
+
+
+def _draw_expected(
+  axes: mpl_axes.Axes, staleness: np.ndarray, bins: np.ndarray, number: int
+) -> None:
+  """The line of what was predicted, for as many gradients as were applied."""
+  if len(staleness):
+    counts, _ = np.histogram(staleness, bins)
+    axes.stairs(
+      counts * (number / len(staleness)),
+      bins,
+      color='black',
+      linewidth=1.5,
+      label='predicted',
+    )
 
 
 def draw_timeline(
@@ -101,8 +139,9 @@ def draw_timeline(
   figure = mpl_figure.Figure(figsize=(9, 4.2), layout='constrained')
   axes = figure.subplots()
   start, arrive, wait_end = _align_times(trace)
-  end = num_rounds * _measure_cycle(arrive - start)
+  begin, end = _choose_window(trace, start, arrive, num_rounds)
   is_drawn = (trace.learner < max_learners) & (start < end)
+  is_drawn &= ~(np.fmax(arrive, wait_end) < begin)
   row = trace.learner[is_drawn]
   start, arrived = start[is_drawn], arrive[is_drawn]
   # Where in between the learner computed is not recorded: the pull and the
@@ -120,27 +159,48 @@ def draw_timeline(
     'waits': (row, arrived, wait_end[is_drawn]),
   }
   for what, (rows, starts, ends) in bars.items():
-    _draw_bars(axes, rows, starts, ends, what, shortest=1e-6 * end)
-  _draw_updates(axes, trace, arrive, end)
+    _draw_bars(axes, rows, starts, ends, what, shortest=1e-6 * (end - begin))
+  _draw_updates(axes, trace, arrive, begin, end)
   if not trace.num_gradients:
     _say_empty(axes)
-  axes.set_xlim(0, end)
-  axes.set_ylim(min(max_learners, trace.learner.max(initial=0) + 1) - 0.5, -0.5)
+  num_rows = min(max_learners, int(trace.learner.max(initial=0)) + 1)
+  marks = _member_pictures.draw_marks(
+    axes,
+    trace,
+    _members.find_origin(trace),
+    num_rows,
+    labels=('came', 'left or lost'),
+    window=(begin, end),
+  )
+  axes.set_xlim(begin, end)
+  axes.set_ylim(num_rows - 0.5, -0.5)
   # A single learner has a tick too, and no halves.
   axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
   axes.set_xlabel('time (s)')
   axes.set_ylabel('learner')
-  add_legend(axes, COLORS)
+  add_legend(axes, COLORS, marks)
   return figure
+
+
+def _choose_window(
+  trace: traces.Trace, start: np.ndarray, arrive: np.ndarray, num_rounds: float
+) -> tuple[float, float]:
+  """From when to when to draw."""
+  cycle = _measure_cycle(arrive - start)
+  begin = 0.0
+  if _predictions.is_real(trace) and trace.num_gradients:
+    # Those who were there at the beginning had to compile.
+    _, first = np.unique(trace.learner, return_index=True)
+    first = first[start[first] <= cycle]
+    begin = np.fmax.reduce(arrive[first] - cycle, initial=0.0)
+  return float(begin), float(begin + num_rounds * cycle)
 
 
 def _align_times(
   trace: traces.Trace,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Starts, arrivals and ends of waits, in seconds since the first start."""
-  origin = np.fmin.reduce(trace.start_time, initial=np.inf)
-  if not np.isfinite(origin):  # No gradient has one.
-    origin = 0.0
+  origin = _members.find_origin(trace)
   columns = trace.start_time, trace.arrive_time, traces.find_wait_ends(trace)
   start, arrive, wait_end = (column - origin for column in columns)
   return start, arrive, wait_end
@@ -153,14 +213,18 @@ def _measure_cycle(durations: np.ndarray) -> float:
 
 
 def _draw_updates(
-  axes: mpl_axes.Axes, trace: traces.Trace, arrive_time: np.ndarray, end: float
+  axes: mpl_axes.Axes,
+  trace: traces.Trace,
+  arrive_time: np.ndarray,
+  begin: float,
+  end: float,
 ) -> None:
   """A line for each update, unless they would cover everything."""
   # An update is made when the last gradient of its group has come.
   is_applied = trace.apply_clock >= 0
   is_last = np.diff(trace.apply_clock[is_applied], append=-1) != 0
   times = arrive_time[is_applied][is_last]
-  times = times[times < end]
+  times = times[(times >= begin) & (times < end)]
   if 0 < len(times) <= _MAX_UPDATES:
     axes.vlines(
       times,
@@ -210,15 +274,20 @@ def _say_empty(axes: mpl_axes.Axes) -> None:
   )
 
 
-def add_legend(axes: mpl_axes.Axes, colors: dict[str, str]) -> None:
+def add_legend(
+  axes: mpl_axes.Axes,
+  colors: dict[str, str],
+  marks: Sequence[mpl_lines.Line2D] = (),
+) -> None:
   """Says above the picture which colour is what."""
+  bars = [
+    patches.Patch(color=color, label=name) for name, color in colors.items()
+  ]
   axes.legend(
-    handles=[
-      patches.Patch(color=color, label=name) for name, color in colors.items()
-    ],
+    handles=[*bars, *marks],
     loc='lower right',
     bbox_to_anchor=(1, 1),
-    ncols=3,
+    ncols=len(colors) + len(marks),
     frameon=False,
     fontsize=8,
   )

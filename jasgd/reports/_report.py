@@ -9,9 +9,11 @@ from matplotlib import figure as mpl_figure
 from jasgd import traces
 from jasgd.reports import _curves
 from jasgd.reports import _histograms
+from jasgd.reports import _member_pictures
 from jasgd.reports import _node_pictures
 from jasgd.reports import _page
 from jasgd.reports import _pictures
+from jasgd.reports import _prediction_tables
 from jasgd.reports import _runs
 from jasgd.reports import _shares
 from jasgd.reports import _tables
@@ -158,18 +160,24 @@ def _show_staleness(
   runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
 ) -> list[str]:
   parts = []
+  caption = 'How many updates old the weights of gradients were.'
   server_runs = [
-    (run.trace, label)
+    (run.trace, run.prediction, label)
     for run, label in zip(runs, labels, strict=True)
     if isinstance(run.trace, traces.Trace) and run.trace.num_gradients
   ]
   if len(server_runs) == 1:
-    _pictures.plot_staleness(server_runs[0][0], folder / 'staleness.png')
+    trace, prediction, _ = server_runs[0]
+    predicted = prediction.traces if prediction else ()
+    caption += ' The line is what was predicted.' if predicted else ''
+    _pictures.plot_staleness(trace, folder / 'staleness.png', predicted)
   elif server_runs:
-    _histograms.plot_histograms(server_runs, folder / 'staleness.png')
+    labelled = [(trace, label) for trace, _, label in server_runs]
+    _histograms.plot_histograms(labelled, folder / 'staleness.png')
   if server_runs:
-    caption = 'How many updates old the weights of gradients were.'
     parts += [_embed(folder / 'staleness.png', caption)]
+  for run, label in zip(runs, labels, strict=True):
+    parts += _show_prediction(run, label, len(runs))
   for number, (run, label) in enumerate(zip(runs, labels, strict=True), 1):
     if isinstance(run.trace, traces.NodeTrace):
       path = folder / _name('ages', number, len(runs))
@@ -177,6 +185,17 @@ def _show_staleness(
       caption = 'How old what nodes mixed in was, and how far behind.'
       parts.append(_embed(path, _add_label(caption, label, len(runs))))
   return parts
+
+
+def _show_prediction(run: _runs.Run, label: str, num_runs: int) -> list[str]:
+  """A real run beside what the simulator says about it."""
+  words = _words.tell_prediction(run)
+  title = 'Measured and predicted' + (f': {label}' if num_runs > 1 else '')
+  table = _prediction_tables.make_prediction(run, title)
+  parts = [_page.make_paragraph(words, label if num_runs > 1 else '')]
+  if table is not None:
+    parts.append(_page.make_section(table.title, [_page.make_table(table)]))
+  return parts if words else []
 
 
 def _show_timelines(
@@ -190,13 +209,18 @@ def _show_timelines(
       caption = 'Who computed and who waited for mixes, at the start.'
     elif isinstance(run.trace, traces.Trace) and run.trace.num_gradients:
       _pictures.plot_timeline(run.trace, path)
+      when = 'once all had compiled' if run.is_real else 'at the start'
       caption = (
-        'Who computed, communicated and waited, at the start; a line is an '
-        'update.'
+        f'Who computed, communicated and waited, {when}; a line is an update.'
       )
     else:
       continue
     parts.append(_embed(path, _add_label(caption, label, len(runs))))
+    if isinstance(run.trace, traces.Trace) and run.is_real:
+      path = folder / _name('members', number, len(runs))
+      _member_pictures.plot_members(run.trace, path)
+      caption = 'Who was there, who came and went, over the whole run.'
+      parts.append(_embed(path, _add_label(caption, label, len(runs))))
   return parts
 
 

@@ -14,6 +14,8 @@ import numpy as np
 from jasgd import traces
 from jasgd import workdir
 from jasgd.reports import _formats
+from jasgd.reports import _predictions
+from jasgd.reports import _run_metrics
 
 # As much as there is room for in a label.
 _MAX_SETTINGS = 3
@@ -37,11 +39,12 @@ class Run:
   provenance: dict[str, Any]  # Likewise, without the config.
   trace: traces.Trace | traces.NodeTrace | None
   metrics: dict[str, np.ndarray]  # Columns; 'clock' is always there.
-  # Metric -> the last line that has it. (A column has NaN for what is NaN and
-  # for what a line does not have.)
-  last_lines: dict[str, int]
+  # Metric -> the last row that has it. (A column has NaN for what is NaN and
+  # for what a clock does not have.)
+  last_rows: dict[str, int]
   diverged_at: int | None  # The first clock with a loss that is not finite.
   problems: tuple[str, ...]  # What is missing or damaged, in sentences.
+  end_reason: str = ''  # What a real run that is over said, if it did.
 
   @functools.cached_property
   def summary(self) -> traces.Summary | None:
@@ -58,8 +61,34 @@ class Run:
     return None
 
   @property
+  def is_real(self) -> bool:
+    """Whether it was run by real processes."""
+    return _predictions.is_real(self.trace)
+
+  @property
+  def prediction(self) -> _predictions.Prediction | None:
+    """What the simulator says about a real run, if it can."""
+    return self._predicted[0]
+
+  @property
+  def prediction_problem(self) -> str:
+    """Why there is no prediction of a real run; '' if there is one."""
+    return self._predicted[1]
+
+  @functools.cached_property
+  def _predicted(self) -> tuple[_predictions.Prediction | None, str]:
+    if not isinstance(self.trace, traces.Trace) or not self.is_real:
+      return None, ''
+    try:
+      return _predictions.predict_run(self.trace), ''
+    except ValueError as error:
+      return None, str(error)
+
+  @property
   def clock(self) -> int | None:
     """How far the weights have come; without metrics, the trace."""
+    if self.is_real and self.summary:  # They are made as it is written.
+      return self.summary.clock
     if len(self.metrics['clock']):
       return int(self.metrics['clock'][-1])
     return self.summary.clock if self.summary else None
@@ -82,9 +111,11 @@ class Run:
   def is_unfinished(self) -> bool:
     """Whether the weights have not come as far as they were to."""
     clock, planned = self.clock, self.planned_clock
-    if clock is None or planned is None or self.diverged_at is not None:
+    if self.diverged_at is not None:
       return False
-    return clock < planned
+    if isinstance(self.trace, traces.Trace) and self.is_real:
+      return self.trace.end_clock is None
+    return clock is not None and planned is not None and clock < planned
 
   @property
   def duration(self) -> float | None:
@@ -104,9 +135,9 @@ class Run:
 
   def find_last(self, name: str) -> Point | None:
     """The last number of a metric, NaN too; None if there is none."""
-    if name not in self.last_lines:
+    if name not in self.last_rows:
       return None
-    return self._get_point(name, self.last_lines[name])
+    return self._get_point(name, self.last_rows[name])
 
   def find_best(self, name: str) -> Point | None:
     """The best number of a metric, the first if there are several."""
@@ -119,12 +150,12 @@ class Run:
     best = np.argmin(values) if is_lower_better else np.argmax(values)
     return self._get_point(name, known[best])
 
-  def _get_point(self, name: str, line: int) -> Point:
+  def _get_point(self, name: str, row: int) -> Point:
     epochs = self.metrics.get('epoch')
     return Point(
-      float(self.metrics[name][line]),
-      int(self.metrics['clock'][line]),
-      math.nan if epochs is None else float(epochs[line]),
+      float(self.metrics[name][row]),
+      int(self.metrics['clock'][row]),
+      math.nan if epochs is None else float(epochs[row]),
     )
 
 
@@ -134,8 +165,11 @@ def read_run(root: str | os.PathLike[str]) -> Run:
   _check_workdir(paths)
   problems: list[str] = []
   trace = _read_trace(paths, problems)
-  metrics = _read_metrics(paths, problems)
-  last_lines, diverged_at = _scan_metrics(paths.metrics, metrics)
+  metrics = _run_metrics.read_columns(paths, problems)
+  last_rows, diverged_at = _run_metrics.scan_lines(paths.metrics, metrics)
+  result = _read_json(paths.result, problems) or {}
+  if diverged_at is None and result.get('is_diverged'):
+    diverged_at = int(result.get('clock', 0))
   provenance = _read_json(paths.provenance, problems)
   if provenance is None:  # The same object, unless the trace is simulated.
     provenance = dict(trace.header) if trace is not None else {}
@@ -159,9 +193,10 @@ def read_run(root: str | os.PathLike[str]) -> Run:
     ),
     trace=trace,
     metrics=metrics,
-    last_lines=last_lines,
+    last_rows=last_rows,
     diverged_at=diverged_at,
     problems=tuple(problems),
+    end_reason=str(result.get('end_reason') or ''),
   )
 
 
@@ -239,46 +274,6 @@ def _read_trace(
     'work. This is of the whole records.'
   )
   return trace
-
-
-def _read_metrics(
-  paths: workdir.Workdir, problems: list[str]
-) -> dict[str, np.ndarray]:
-  """The metrics; without any, no lines of them."""
-  nothing = {'clock': np.zeros(0, np.int64)}
-  if not paths.metrics.exists():
-    problems.append('There are no metrics yet.')
-    return nothing
-  try:
-    metrics = workdir.read_metrics(paths)
-  except workdir.WorkdirError as error:
-    problem = str(error).replace(f'{paths.root}{os.sep}', '')
-    problems.append(f'The metrics cannot be read: {problem}')
-    return nothing
-  if not len(metrics['clock']):
-    problems.append('There are no metrics yet.')
-  return metrics
-
-
-def _scan_metrics(
-  path: pathlib.Path, metrics: dict[str, np.ndarray]
-) -> tuple[dict[str, int], int | None]:
-  """The last line of each metric, and the clock of the first bad loss."""
-  last_lines: dict[str, int] = {}
-  diverged_at = None
-  num_lines = len(metrics['clock'])
-  # The run may have written more since the columns were read.
-  lines = path.read_bytes().split(b'\n')[:num_lines] if num_lines else []
-  for number, line in enumerate(lines):
-    values = json.loads(line)
-    last_lines |= dict.fromkeys(values, number)
-    is_bad = any(
-      name.endswith('/loss') and not math.isfinite(float(value))
-      for name, value in values.items()
-    )
-    if is_bad and diverged_at is None:
-      diverged_at = int(values['clock'])
-  return last_lines, diverged_at
 
 
 def _read_json(path: pathlib.Path, problems: list[str]) -> dict | None:

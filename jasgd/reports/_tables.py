@@ -7,13 +7,14 @@ import numpy as np
 
 from jasgd import traces
 from jasgd.reports import _formats
+from jasgd.reports import _members
 from jasgd.reports import _runs
 from jasgd.reports import _words
 
 _number = _formats.format_number
 _share = _formats.format_share
 
-_MAX_LEARNERS = 32
+MAX_LEARNERS = 32
 
 # Why a gradient is in no update, as people say it.
 _REASONS = {
@@ -21,8 +22,10 @@ _REASONS = {
   traces.Fate.PENDING: 'pending: its update was not made yet',
   traces.Fate.DROPPED_LATE: 'dropped: came after its update',
   traces.Fate.DROPPED_STALE: 'dropped: too stale',
-  traces.Fate.DROPPED_LOST: 'dropped: of a server that is gone',
+  traces.Fate.LOST_HISTORY: 'dropped: of weights lost with a server',
   traces.Fate.DROPPED_GONE: 'dropped: its learner was gone',
+  traces.Fate.AFTER_END: 'dropped: the run was over',
+  traces.Fate.NOT_FINITE: 'dropped: not finite',
 }
 
 
@@ -138,13 +141,16 @@ def _list_results(run: _runs.Run) -> dict[str, str]:
   if run.summary:
     if run.clock is not None:
       results['updates'] = _number(run.clock)
-    results |= _list_server_results(run.summary)
+    results |= _list_server_results(run)
   if run.node_summary:
     results |= _list_node_results(run.node_summary)
   return results
 
 
-def _list_server_results(summary: traces.Summary) -> dict[str, str]:
+def _list_server_results(run: _runs.Run) -> dict[str, str]:
+  summary = run.summary
+  assert summary is not None
+  assert isinstance(run.trace, traces.Trace)
   staleness = summary.staleness
   results = {
     'learners': _number(summary.num_learners),
@@ -160,9 +166,15 @@ def _list_server_results(summary: traces.Summary) -> dict[str, str]:
       'staleness, 95%': _number(staleness.percentiles[95]),
       'staleness, max': _number(staleness.max),
     }
+  if run.prediction is not None:
+    variation = run.prediction.comparison.total_variation
+    results |= {
+      'staleness, mean as predicted': _number(run.prediction.mean_staleness),
+      'total variation from the prediction': _number(variation),
+    }
   if summary.num_restarts:
     results['restarts of the server'] = _number(summary.num_restarts)
-  return results
+  return results | _members.list_changes(run.trace)
 
 
 def _list_node_results(summary: traces.NodeSummary) -> dict[str, str]:
@@ -210,12 +222,12 @@ def _make_learners(summary: traces.Summary, title: str) -> Table:
       _number(int(learners.num_gradients[i])),
       _number(int(learners.num_applied[i])),
       _share_of(learners.num_applied[i], num_applied),
-      _format_mean(learners.mean_staleness[i]),
+      format_mean(learners.mean_staleness[i]),
       _share_of(times.busy[i], summary.duration),
       _share_of(times.waiting[i], summary.duration),
       _share_of(times.communication[i], summary.duration),
     )
-    for i in range(min(summary.num_learners, _MAX_LEARNERS))
+    for i in range(min(summary.num_learners, MAX_LEARNERS))
   ]
   header = (
     'learner',
@@ -227,7 +239,7 @@ def _make_learners(summary: traces.Summary, title: str) -> Table:
     'waiting',
     'communication',
   )
-  return Table(title, header, rows, note=_note_rest(summary.num_learners))
+  return Table(title, header, rows, note=note_rest(summary.num_learners))
 
 
 def _make_nodes(summary: traces.NodeSummary, title: str) -> Table:
@@ -243,7 +255,7 @@ def _make_nodes(summary: traces.NodeSummary, title: str) -> Table:
       _number(float(nodes.num_sent[i])),
       _number(float(nodes.num_received[i])),
     )
-    for i in range(min(summary.num_nodes, _MAX_LEARNERS))
+    for i in range(min(summary.num_nodes, MAX_LEARNERS))
   ]
   header = (
     'node',
@@ -255,11 +267,12 @@ def _make_nodes(summary: traces.NodeSummary, title: str) -> Table:
     'sent',
     'received',
   )
-  return Table(title, header, rows, note=_note_rest(summary.num_nodes))
+  return Table(title, header, rows, note=note_rest(summary.num_nodes))
 
 
-def _note_rest(number: int) -> str:
-  rest = number - _MAX_LEARNERS
+def note_rest(number: int) -> str:
+  """How many learners are left out of a table; '' if none."""
+  rest = number - MAX_LEARNERS
   return f'... and {rest:,} more' if rest > 0 else ''
 
 
@@ -267,7 +280,8 @@ def _share_of(part: float, whole: float) -> str:
   return _share(traces.statistics.divide(float(part), float(whole)))
 
 
-def _format_mean(mean: float) -> str:
+def format_mean(mean: float) -> str:
+  """To two digits; a dash for the mean of nothing."""
   return _formats.MISSING if np.isnan(mean) else f'{mean:.2f}'
 
 

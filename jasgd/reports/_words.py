@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from jasgd import protocols
 from jasgd import traces
 from jasgd.reports import _formats
+from jasgd.reports import _members
 from jasgd.reports import _runs
 
 _number = _formats.format_number
@@ -17,6 +19,7 @@ def tell_run(run: _runs.Run) -> str:
       *_tell_end(run),
       *_tell_results(run),
       *_tell_gradients(run.summary),
+      *_tell_members(run),
       *_tell_scope(run),
       *_tell_nodes(run.node_summary),
       *run.problems,
@@ -29,9 +32,27 @@ def say_end(run: _runs.Run) -> str:
   if run.diverged_at is not None:
     return f'diverged by clock {_number(run.diverged_at)}'
   if run.is_unfinished:
-    clock, planned = _number(run.clock), _number(run.planned_clock)
-    return f'unfinished: clock {clock} of {planned}'
-  return f'at clock {_number(run.clock)}' if run.last_lines else ''
+    return f'unfinished: {_say_clock(run)}'
+  if run.last_rows or run.is_real:
+    return f'at clock {_number(run.clock)}'
+  return ''
+
+
+def tell_prediction(run: _runs.Run) -> str:
+  """How well a real run agrees with its prediction; '' of other runs."""
+  if run.prediction is None:
+    problem = run.prediction_problem
+    return f'There is no prediction: {problem}' if problem else ''
+  variation = run.prediction.comparison.total_variation
+  measured = run.summary.staleness.mean if run.summary else None
+  return (
+    'From the measured times of each learner and of the server, which say '
+    'nothing of the order in which gradients came, the simulator predicts a '
+    f'mean staleness of {_number(run.prediction.mean_staleness)}; '
+    f'{_number(measured)} was measured. The total variation of the two '
+    f'distributions is {_number(variation)} (0: they are the same; 1: they '
+    'have nothing in common).'
+  )
 
 
 def _tell_strategy(run: _runs.Run) -> Iterator[str]:
@@ -42,7 +63,24 @@ def _tell_strategy(run: _runs.Run) -> Iterator[str]:
   elif run.node_summary:
     yield f'{_count(run.node_summary.num_nodes, "node")} without a server.'
   if text and isinstance(text, str):
+    if run.is_real:
+      text = _describe(text)
     yield f'{text[0].upper()}{text[1:].rstrip(".")}.'
+
+
+def _describe(text: str) -> str:
+  """A protocol in words, from its `repr`; else the text itself."""
+  try:
+    return protocols.parse_protocol(text).describe()
+  except ValueError:
+    return text
+
+
+def _say_clock(run: _runs.Run) -> str:
+  """How far it has come, of how far it was to, if that is known."""
+  clock, planned = run.clock, run.planned_clock
+  of = '' if planned == clock else f' of {_number(planned)}'
+  return f'clock {_number(clock)}{of}'
 
 
 def _tell_end(run: _runs.Run) -> Iterator[str]:
@@ -52,10 +90,10 @@ def _tell_end(run: _runs.Run) -> Iterator[str]:
       'finite.'
     )
   elif run.is_unfinished:
-    yield (
-      f'The run is not finished: it is at clock {_number(run.clock)} of '
-      f'{_number(run.planned_clock)}.'
-    )
+    why = ' (it was interrupted, or goes on)' if run.is_real else ''
+    yield f'The run is not finished{why}: it is at {_say_clock(run)}.'
+  if run.end_reason:
+    yield f'It ended: {run.end_reason}'
 
 
 def _tell_results(run: _runs.Run) -> Iterator[str]:
@@ -98,14 +136,31 @@ def _tell_gradients(summary: traces.Summary | None) -> Iterator[str]:
       f'{_number(summary.staleness.max)} at most.'
     )
   dropped = sum(
-    share
-    for fate, share in summary.shares.items()
-    if fate.name.startswith('DROPPED')
+    share for fate, share in summary.shares.items() if fate.is_dropped
   )
   if dropped:
     yield f'Of the gradients, {_formats.format_share(dropped)} were dropped.'
   else:
     yield 'No gradient was dropped.'
+
+
+def _tell_members(run: _runs.Run) -> Iterator[str]:
+  """Who was lost, learners and servers; nothing if nobody was."""
+  if run.summary is None or not isinstance(run.trace, traces.Trace):
+    return
+  changes = _members.find_changes(run.trace)
+  if len(changes.left):
+    yield (
+      f'Before the end, {_count(len(changes.left), "learner")} left or '
+      f'{"was" if len(changes.left) == 1 else "were"} lost.'
+    )
+  if len(changes.came):
+    yield f'{_count(len(changes.came), "learner")} came later, or again.'
+  if run.summary.num_restarts:
+    yield (
+      f'The server was restarted {_count(run.summary.num_restarts, "time")}, '
+      f'which lost {_count(run.summary.num_void, "gradient")}.'
+    )
 
 
 def _tell_scope(run: _runs.Run) -> Iterator[str]:

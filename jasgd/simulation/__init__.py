@@ -1,11 +1,15 @@
 """How long does everything take? Time models x protocol -> trace."""
 
+from jasgd.simulation._compare import compare
+from jasgd.simulation._compare import Comparison
 from jasgd.simulation._failures import draw_failures
 from jasgd.simulation._failures import Failure
 from jasgd.simulation._network import make_network
 from jasgd.simulation._network import Network
 from jasgd.simulation._nodes import check_nodes
 from jasgd.simulation._nodes import simulate_nodes
+from jasgd.simulation._predict import predict
+from jasgd.simulation._resampled import resampled
 from jasgd.simulation._simulate import check_setup
 from jasgd.simulation._simulate import simulate
 from jasgd.simulation._times import ComputeTime
@@ -21,11 +25,13 @@ from jasgd.simulation._times import with_slow_spells
 from jasgd.simulation._times import with_speeds
 
 __all__ = [
+  'Comparison',
   'ComputeTime',
   'Failure',
   'Network',
   'check_nodes',
   'check_setup',
+  'compare',
   'constant',
   'draw_failures',
   'exponential',
@@ -34,7 +40,9 @@ __all__ = [
   'make_network',
   'normal',
   'pareto',
+  'predict',
   'recorded',
+  'resampled',
   'simulate',
   'simulate_nodes',
   'with_slow_minority',

@@ -18,7 +18,11 @@ class Kind(enum.IntEnum):
   LEAVE = 2  # A learner went, or was lost.
   RESTART = 3  # The server came back, and forgot what it had not saved.
   FETCH = 4  # A learner got new weights, where that is no part of a push.
+  END = 5  # The run is over; gradients of later updates were not applied.
 
+
+# Those that are no learner's.
+SERVER_KINDS = (Kind.RESTART, Kind.END)
 
 # Little-endian on every machine, each field on a multiple of its own size, so
 # that columns of a memory-mapped file are arrays as they stand.
@@ -26,11 +30,14 @@ RECORD = np.dtype(
   [
     ('kind', 'u1'),
     ('fate', 'u1'),
-    ('reserved', '<u2'),
+    # Of an applied gradient that was the last of its update: a digest of the
+    # new weights, by which replay finds where it goes astray. 0: not known.
+    ('digest', '<u2'),
     ('incarnation', '<i4'),
     ('learner', '<i4'),
-    # Gradients with equal (incarnation, apply_clock, call) were applied by one
-    # call of the compiled function: several at once round differently.
+    # Updates with equal numbers were made by one call of the compiled function,
+    # as several at once round differently. 0: each by a call of its own. Of a
+    # JOIN record: the devices that a learner spreads a minibatch over. 0: one.
     ('call', '<i4'),
     # Per learner. Of a FETCH record: minibatches that the learner has computed
     # so far. Of a RESTART record: the index of the last record that still
@@ -38,7 +45,8 @@ RECORD = np.dtype(
     ('step', '<i8'),
     # Of a FETCH record: the clock of the new weights. Of a LEAVE record: that
     # of the weights which the learner had got and gave no gradient for, or -1.
-    # Of a RESTART record: the clock that the server resumed at.
+    # Of a RESTART record: the clock that the server resumed at. Of an END
+    # record: the last clock.
     ('read_clock', '<i8'),
     ('arrive_clock', '<i8'),
     ('apply_clock', '<i8'),  # -1 if it was dropped.

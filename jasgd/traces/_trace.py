@@ -178,7 +178,21 @@ class Trace:
   @functools.cached_property
   def fate(self) -> np.ndarray:
     """What became of each gradient, as numbers of `Fate`."""
-    return self._column('fate')
+    fate = self._column('fate')
+    if self.end_clock is None:
+      return fate
+    # Written when they came in; then the run was over before their update.
+    is_late = self.apply_clock >= self.end_clock
+    is_pending = (fate == protocols.Fate.APPLIED) & is_late
+    return _freeze(np.where(is_pending, protocols.Fate.PENDING, fate))
+
+  @functools.cached_property
+  def end_clock(self) -> int | None:
+    """The clock when the run was over; None if nothing says that it is."""
+    is_end = (self.records['kind'] == _schema.Kind.END) & ~self.is_void
+    if not np.any(is_end):
+      return None
+    return int(self.records['read_clock'][is_end][-1])
 
   @functools.cached_property
   def samples(self) -> np.ndarray:
@@ -212,7 +226,7 @@ class Trace:
 
   @functools.cached_property
   def call(self) -> np.ndarray:
-    """Gradients of an update with equal numbers were applied by one call."""
+    """Updates with equal numbers were made by one call; 0: of their own."""
     return self._column('call')
 
   @functools.cached_property

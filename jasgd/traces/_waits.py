@@ -41,9 +41,8 @@ def find_wait_ends(trace: _trace.Trace) -> np.ndarray:
     return ends
   last = np.fmax.reduce(np.fmax(trace.arrive_time, trace.release_time))
   records = np.asarray(trace.records)
-  # A restart of the server is no learner's.
-  is_restart = records['kind'] == _schema.Kind.RESTART
-  records = records[~(trace.is_void | is_restart)]
+  is_servers = np.isin(records['kind'], _schema.SERVER_KINDS)
+  records = records[~(trace.is_void | is_servers)]
   is_gradient = records['kind'] == _schema.Kind.GRADIENT
   times = np.where(is_gradient, records['start_time'], records['arrive_time'])
   # The next record of the same learner; of the last ones, none.

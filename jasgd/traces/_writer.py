@@ -115,7 +115,16 @@ class TraceWriter:
       num_written = self._file.write(self._buffer)
       del self._buffer[:num_written]
     if sync:
-      os.fsync(self._file.fileno())
+      self.sync()
+
+  def sync(self) -> None:
+    """Waits for the disk, for what was flushed. Any thread may call it.
+
+    Raises:
+      ValueError: if the writer is closed.
+    """
+    self._check_open()
+    os.fsync(self._file.fileno())
 
   def close(self) -> None:
     """Flushes, and closes the file. Doing so twice is no error."""

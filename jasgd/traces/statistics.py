@@ -71,7 +71,7 @@ def count_learners(trace: _trace.Trace) -> int:
   """
   num_learners = int(trace.header.get('num_learners') or 0)
   events = trace.events
-  is_learners = events['kind'] != _schema.Kind.RESTART
+  is_learners = ~np.isin(events['kind'], _schema.SERVER_KINDS)
   for learner in (
     trace.learner,
     trace.in_flight['learner'],
@@ -146,7 +146,7 @@ def describe_staleness(staleness: np.ndarray) -> StalenessSummary:
 
   Raises:
     ValueError: if a number is negative. (Gradients of an earlier incarnation
-      of the server, DROPPED_LOST, may have that, and no staleness is theirs.)
+      of the server, LOST_HISTORY, may have that, and no staleness is theirs.)
 
   Examples:
     >>> import numpy as np

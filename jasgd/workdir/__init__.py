@@ -3,6 +3,7 @@
 from jasgd.workdir._checkpoints import list_checkpoints
 from jasgd.workdir._checkpoints import load_params
 from jasgd.workdir._checkpoints import load_weights
+from jasgd.workdir._checkpoints import read_position
 from jasgd.workdir._checkpoints import restore_checkpoint
 from jasgd.workdir._checkpoints import save_checkpoint
 from jasgd.workdir._files import read_json
@@ -27,6 +28,7 @@ __all__ = [
   'open_workdir',
   'read_json',
   'read_metrics',
+  'read_position',
   'restore_checkpoint',
   'save_checkpoint',
   'write_json',

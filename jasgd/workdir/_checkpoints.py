@@ -141,6 +141,29 @@ def restore_checkpoint(
   return int(folder.name), state, manifest['position']
 
 
+def read_position(workdir: _files.Path) -> dict[str, Any] | None:
+  """The position in the last checkpoint, without its arrays.
+
+  Args:
+    workdir: The folder of a run, which need not be there.
+
+  Returns:
+    What was given to `save_checkpoint`; None if there is no checkpoint.
+
+  Raises:
+    WorkdirError: if it cannot be read.
+
+  Examples:
+    >>> from jasgd import workdir
+    >>> print(workdir.read_position('not/there'))
+    None
+  """
+  if not list_checkpoints(workdir):
+    return None
+  _, manifest = _open(workdir, None)
+  return manifest['position']
+
+
 def list_checkpoints(workdir: _files.Path) -> list[int]:
   """The clocks of the checkpoints in a workdir, the last one last.
 

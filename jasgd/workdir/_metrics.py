@@ -122,7 +122,16 @@ class MetricsWriter:
     self._check_open()
     self._write_buffer()
     if sync:
-      os.fsync(self._file.fileno())
+      self.sync()
+
+  def sync(self) -> None:
+    """Waits for the disk, for what was written. Any thread may call it.
+
+    Raises:
+      ValueError: if the writer is closed.
+    """
+    self._check_open()
+    os.fsync(self._file.fileno())
 
   def close(self) -> None:
     """Flushes, and closes the files. Doing so twice is no error."""
@@ -156,14 +165,16 @@ def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
   """The metrics of a run, as columns.
 
   It can be called while the run goes on, and after a crash: part of a line at
-  the end is left out.
+  the end is left out. Lines of one clock are one row: those of a real server,
+  and of whoever evaluates its weights later. Of a name that several of them
+  have, the last counts.
 
   Args:
     workdir: The folder of the run.
 
   Returns:
-    'clock', of integers, and for each name an array as long, of floats: NaN
-    where a line does not have it.
+    'clock', of integers that grow, and for each name an array as long, of
+    floats: NaN where a clock does not have it.
 
   Raises:
     WorkdirError: if there is no such file, or a line of it is damaged.
@@ -174,25 +185,29 @@ def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...   with workdir.MetricsWriter(folder, use_tensorboard=False) as writer:
     ...     writer.write(10, {'train/loss': 0.5})
-    ...     writer.write(20, {'test/loss': 0.75})
+    ...     writer.write(20, {'train/loss': 0.25})
+    ...     writer.write(10, {'test/loss': 0.75})
     ...   metrics = workdir.read_metrics(folder)
-    >>> metrics['clock'], metrics['train/loss']
-    (array([10, 20]), array([0.5, nan]))
+    >>> metrics['clock'], metrics['train/loss'], metrics['test/loss']
+    (array([10, 20]), array([0.5 , 0.25]), array([0.75,  nan]))
   """
   path = _paths.Workdir(workdir).metrics
   try:
     lines = path.read_bytes().split(b'\n')[:-1]  # Behind the last: a part.
   except FileNotFoundError:
     raise _files.WorkdirError(f'There is no file {str(path)!r}.') from None
-  rows = [
-    _parse_line(path, number, line) for number, line in enumerate(lines, 1)
-  ]
-  names = dict.fromkeys(name for _, values in rows for name in values)
+  rows: dict[int, dict[str, float]] = {}
+  names: dict[str, None] = {}  # In the order in which they came.
+  for number, line in enumerate(lines, 1):
+    clock, values = _parse_line(path, number, line)
+    rows.setdefault(clock, {}).update(values)
+    names.update(dict.fromkeys(values))
+  clocks = sorted(rows)
   nan = float('nan')
   return {
-    'clock': np.array([clock for clock, _ in rows], np.int64),
+    'clock': np.array(clocks, np.int64),
     **{
-      name: np.array([values.get(name, nan) for _, values in rows])
+      name: np.array([rows[clock].get(name, nan) for clock in clocks])
       for name in names
     },
   }

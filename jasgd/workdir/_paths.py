@@ -69,6 +69,21 @@ class Workdir:
     return self.root / 'result.json'
 
   @property
+  def server(self) -> pathlib.Path:
+    """Where the server is: a file of JSON, there while it runs."""
+    return self.root / 'server.json'
+
+  @property
+  def token(self) -> pathlib.Path:
+    """What learners must know; for the owner's eyes alone."""
+    return self.root / 'token'
+
+  @property
+  def logs(self) -> pathlib.Path:
+    """What the processes of a real run had to say: a folder."""
+    return self.root / 'logs'
+
+  @property
   def report(self) -> pathlib.Path:
     """What people look at: a page of HTML."""
     return self.root / 'report.html'

@@ -21,7 +21,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from launch.benchmarks import torch_environment
+from launch.benchmarks import environments
 from launch.benchmarks import training_cases as cases
 from launch.benchmarks import training_goals as goals
 from launch.benchmarks import workers
@@ -212,7 +212,7 @@ def run(quick: bool) -> None:
   groups = QUICK_GROUPS if quick else GROUPS
   pythons = {goals.OURS: sys.executable}
   if not quick:
-    torch_python = torch_environment.find_torch(workers.ROOT / '.venv-torch')
+    torch_python = environments.find_python(environments.TORCH)
     if torch_python:
       pythons[goals.TORCH] = torch_python
   verdicts = []

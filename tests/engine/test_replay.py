@@ -173,7 +173,9 @@ def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
   for step in range(50):
     grads, _ = get_gradient(params, step, task.data)
     params, opt_state = update(params, opt_state, grads)
-  if mode == 'exact':
+  # Adam divides, and a program that reads its gradient from a flat buffer is
+  # another one to the compiler, which may round a division in another way.
+  if mode == 'exact' and optimizer is not OPTIMIZERS['adam']:
     assert _is_same(result.params, params)
   assert _distance(result.params, params) < 1e-5
 

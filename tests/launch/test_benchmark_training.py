@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jasgd import tasks
+from launch.benchmarks import environments
 from launch.benchmarks import serving
-from launch.benchmarks import torch_environment
 from launch.benchmarks import training
 from launch.benchmarks import training_cases as cases
 from launch.benchmarks import training_goals as goals
@@ -318,7 +318,7 @@ def test_threads_are_set_before_a_worker_starts(num_threads):
 
 def test_no_torch_is_said_in_a_line(tmp_path, capsys):
   (tmp_path / 'file').write_text('Not a folder.')
-  assert torch_environment.find_torch(tmp_path / 'file' / 'venv') is None
+  assert environments.find_python(environments.TORCH, tmp_path / 'file') is None
   said = capsys.readouterr().out
   assert 'Installing torch==' in said
   assert 'There is no torch to compare with: ' in said

@@ -2,10 +2,13 @@
 
 from html import parser
 
+import numpy as np
+
 import jasgd
 from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
+from jasgd import traces
 from jasgd import workdir
 
 # Elements that are never closed.
@@ -140,3 +143,109 @@ class Page(parser.HTMLParser):
       self.tables[self._heading][-1][-1] += data
     elif tag == 'p':
       self.paragraphs[-1] += data
+
+
+def simulate_real(name='softsync(n=2)', is_over=True, has_faults=True):
+  """A trace as a real server writes it: joins, faults, a restart, the end."""
+  trace = jasgd.simulate(
+    protocols.parse_protocol(name),
+    num_learners=4,
+    num_gradients=200,
+    compute=simulation.gamma(1.0, 20.0),
+    network=simulation.Network(latency=0.05, server_time=0.01),
+    failures=[(20.0, 1, 30.0), (40.0, 2)] if has_faults else [],
+  )
+  records = np.array(trace.records)
+  parts = [
+    _make_members(traces.Kind.JOIN, 4, time=-0.5),
+    records,
+    *(_make_faults(records) if has_faults else ()),
+    *(_make_end(records) if is_over else ()),
+  ]
+  header = {
+    **trace.header,
+    'protocol': name,
+    'num_present': 0,
+    'in_flight': [],
+  }
+  return traces.Trace(_renumber(np.concatenate(parts)), header)
+
+
+def _make_members(kind, number, time):
+  return traces.make_records(
+    kind=kind,
+    learner=np.arange(number),
+    arrive_time=time,
+    release_time=time,
+    start_time=time,
+    read_clock=-1,
+  )
+
+
+def _make_faults(records):
+  """Five void gradients, a restart, and two gradients that cannot be used."""
+  last = records[-1]
+  time, clock = float(last['arrive_time']), int(last['arrive_clock'])
+  void = records[-5:].copy()
+  restart = traces.make_records(
+    kind=traces.Kind.RESTART,
+    incarnation=1,
+    step=-1,  # As `_renumber` will have it.
+    read_clock=clock,
+    arrive_clock=clock,
+    start_time=np.nan,
+    arrive_time=time + 1,
+    release_time=np.nan,
+  )
+  unused = traces.make_records(
+    fate=[traces.Fate.LOST_HISTORY, traces.Fate.NOT_FINITE],
+    incarnation=1,
+    learner=[0, 3],
+    step=1000,
+    read_clock=[clock + 3, clock],  # The first is of weights that are lost.
+    arrive_clock=clock,
+    apply_clock=-1,
+    start_time=np.nan,
+    arrive_time=time + 2,
+    release_time=np.nan,
+  )
+  return void, restart, unused
+
+
+def _make_end(records):
+  """The end, what arrives after it, and that everybody leaves."""
+  last = records[-1]
+  time, clock = float(last['arrive_time']) + 3, int(last['arrive_clock']) + 1
+  incarnation = 1
+  end = traces.make_records(
+    kind=traces.Kind.END,
+    incarnation=incarnation,
+    read_clock=clock,
+    arrive_clock=clock,
+    apply_clock=-1,
+    start_time=np.nan,
+    arrive_time=time,
+    release_time=np.nan,
+  )
+  late = traces.make_records(
+    fate=traces.Fate.AFTER_END,
+    incarnation=incarnation,
+    learner=[0, 3],
+    read_clock=clock,
+    arrive_clock=clock,
+    apply_clock=-1,
+    start_time=time - 1,
+    compute_time=1.0,
+    arrive_time=time + 1,
+    release_time=np.nan,
+  )
+  leaves = _make_members(traces.Kind.LEAVE, 4, time + 1)
+  leaves['incarnation'] = incarnation
+  return end, late, leaves
+
+
+def _renumber(records):
+  """Restarts name the record before the five that they make void."""
+  for index in np.flatnonzero(records['kind'] == traces.Kind.RESTART):
+    records['step'][index] = index - 6
+  return records

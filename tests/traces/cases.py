@@ -31,7 +31,7 @@ def make_trace(seed):
   num_learners = int(rng.integers(1, 6))
   read_clock = rng.integers(0, 10, size)
   arrive_clock = read_clock + rng.integers(0, 5, size)
-  fate = rng.choice(len(traces.Fate), size, p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+  fate = rng.choice(len(traces.Fate), size, p=[0.44, *[0.08] * 7])
   is_applied = fate == traces.Fate.APPLIED
   apply_clock = np.where(
     is_applied, arrive_clock + rng.integers(0, 3, size), -1
@@ -41,7 +41,7 @@ def make_trace(seed):
   times[:, rng.random(size) < rng.choice([0, 0.1])] = np.nan
   records = traces.make_records(
     kind=rng.choice(
-      len(traces.Kind), size, p=[0.85, 0.05, 0.05, 0.05 - fetches, fetches]
+      len(traces.Kind), size, p=[0.85, 0.05, 0.05, 0.05 - fetches, fetches, 0]
     ),
     fate=fate,
     incarnation=np.sort(rng.integers(0, 3, size)),

@@ -27,7 +27,7 @@ COLUMNS = (
   'incarnation',
   'call',
 )
-GRADIENT, JOIN, LEAVE, RESTART, FETCH = traces.Kind
+GRADIENT, JOIN, LEAVE, RESTART, FETCH, _ = traces.Kind
 APPLIED, PENDING, LATE, STALE, LOST, *_ = traces.Fate
 
 
@@ -47,7 +47,7 @@ def test_the_schema_is_the_files_format():
   assert traces.RECORD.descr == [
     ('kind', '|u1'),
     ('fate', '|u1'),
-    ('reserved', '<u2'),
+    ('digest', '<u2'),
     ('incarnation', '<i4'),
     ('learner', '<i4'),
     ('call', '<i4'),
@@ -63,8 +63,8 @@ def test_the_schema_is_the_files_format():
   ]
   for dtype, offset in traces.RECORD.fields.values():
     assert offset % dtype.itemsize == 0
-  assert list(traces.Kind) == [0, 1, 2, 3, 4]
-  assert list(traces.Fate) == [0, 1, 2, 3, 4, 5]
+  assert list(traces.Kind) == [0, 1, 2, 3, 4, 5]
+  assert list(traces.Fate) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(

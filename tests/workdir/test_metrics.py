@@ -48,11 +48,29 @@ def test_columns_have_nan_where_a_line_lacks_a_name(tmp_path):
   with _open(tmp_path) as writer:
     writer.write(1, {'a': 1})
     writer.write(2, {'b': 2})
-    writer.write(2, {})
+    writer.write(3, {})
   columns = workdir.read_metrics(tmp_path)
   assert list(columns) == ['clock', 'a', 'b']
+  assert columns['clock'].tolist() == [1, 2, 3]
   np.testing.assert_array_equal(columns['a'], [1, math.nan, math.nan])
   np.testing.assert_array_equal(columns['b'], [math.nan, 2, math.nan])
+
+
+def test_lines_of_one_clock_are_one_row_in_the_order_of_clocks(tmp_path):
+  with _open(tmp_path) as writer:
+    writer.write(10, {'train/loss': 1, 'time': 5})
+    writer.write(20, {'train/loss': 2, 'time': 6})
+    writer.write(10, {'test/loss': 3})  # Evaluated while the run went on.
+    writer.write(30, {'train/loss': 4, 'time': 7})
+    writer.write(30, {'test/loss': 5, 'time': 8})
+    writer.write(20, {'test/loss': math.inf})
+  columns = workdir.read_metrics(tmp_path)
+  assert {name: column.tolist() for name, column in columns.items()} == {
+    'clock': [10, 20, 30],
+    'train/loss': [1, 2, 4],
+    'time': [5, 6, 8],
+    'test/loss': [3, math.inf, 5],
+  }
 
 
 def test_every_cut_of_a_file_can_be_read_and_continued(tmp_path):

@@ -37,11 +37,14 @@ def test_paths():
   assert names == {
     'checkpoints': 'run/checkpoints',
     'config': 'run/config.json',
+    'logs': 'run/logs',
     'metrics': 'run/metrics.jsonl',
     'provenance': 'run/provenance.json',
     'report': 'run/report.html',
     'result': 'run/result.json',
+    'server': 'run/server.json',
     'tensorboard': 'run/tensorboard',
+    'token': 'run/token',
     'trace': 'run/trace',
   }
   assert os.fspath(paths) == 'run'

@@ -1,0 +1,167 @@
+"""Where and how a run is run: in virtual time, or in real processes."""
+
+import dataclasses
+import os
+
+from jasgd import engine
+from jasgd import runtime
+
+_MODES = ('simulate', 'local', 'cluster')
+
+
+@dataclasses.dataclass(kw_only=True)
+class RuntimeConfig:
+  """Where and how it runs."""
+
+  # simulate: in virtual time, in this process. local: a server and learners as
+  # processes of this machine. cluster: one role per command, on many machines.
+  mode: str = 'simulate'
+  # simulate: fast, one compiled loop; or exact, call by call, as a real server.
+  engine: str = 'fast'
+  # auto: shared memory on the server's host, else flight. Or one of these two.
+  wire: str = 'auto'
+  # What float32 is rounded to in messages: float32 or bfloat16.
+  wire_dtype: str = 'float32'
+  # Whether a learner pulls before its push is applied.
+  overlap: bool = False
+  # Updates between evaluations; 0: about one epoch.
+  eval_every: int = 0
+  # Seconds between checkpoints; there is always one at the end.
+  checkpoint_seconds: float = 30.0
+  # The most gradients to compute at once, for accelerators.
+  num_parallel: int = 1
+
+  @property
+  def is_real(self) -> bool:
+    """Whether there are a server and learners."""
+    return self.mode != 'simulate'
+
+  def list_problems(self) -> list[str]:
+    """What is wrong with it, in words."""
+    rules = {
+      f'Unknown runtime.mode {self.mode!r}. Known: {", ".join(_MODES)}.': (
+        self.mode in _MODES
+      ),
+      f'Unknown runtime.engine {self.engine!r}. Known: '
+      f'{", ".join(engine.MODES)}.': self.engine in engine.MODES,
+      f'Unknown runtime.wire {self.wire!r}. Known: '
+      f'{", ".join(runtime.WIRES)}.': self.wire in runtime.WIRES,
+      f'Unknown runtime.wire_dtype {self.wire_dtype!r}. Known: '
+      f'{", ".join(engine.WIRE_DTYPES)}.': (
+        self.wire_dtype in engine.WIRE_DTYPES
+      ),
+      f'runtime.eval_every must be at least 0, got {self.eval_every}.': (
+        self.eval_every >= 0
+      ),
+      f'runtime.num_parallel must be at least 1, got {self.num_parallel}.': (
+        self.num_parallel >= 1
+      ),
+      'runtime.checkpoint_seconds must be at least 0, got '
+      f'{self.checkpoint_seconds}.': self.checkpoint_seconds >= 0,
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+@dataclasses.dataclass(kw_only=True)
+class ServerConfig:
+  """A real server."""
+
+  # Where it listens; on any address but loopback learners need its token.
+  host: str = '127.0.0.1'
+  # 0: any that is free.
+  port: int = 0
+  # What becomes of the run if a learner is lost: continue or fail.
+  on_learner_lost: str = 'continue'
+  # The most gradients that are applied by one call, if so many wait.
+  max_group: int = 1
+  # PEM files for mutual TLS, the same names for learners; '': without.
+  certificate: str = ''
+  key: str = ''
+  authority: str = ''
+
+  def list_problems(self) -> list[str]:
+    """What is wrong with it, in words."""
+    files = (self.certificate, self.key, self.authority)
+    rules = {
+      f'server.port must be from 0 to 65535, got {self.port}.': (
+        0 <= self.port < 1 << 16
+      ),
+      'server.on_learner_lost must be one of '
+      f'{", ".join(runtime.ON_LEARNER_LOST)}, got {self.on_learner_lost!r}.': (
+        self.on_learner_lost in runtime.ON_LEARNER_LOST
+      ),
+      f'server.max_group must be at least 1, got {self.max_group}.': (
+        self.max_group >= 1
+      ),
+      'Mutual TLS needs server.certificate, server.key and server.authority, '
+      f'got {files}.': all(files) or not any(files),
+    }
+    problems = [rule for rule, holds in rules.items() if not holds]
+    return problems + [
+      f'There is no file {path!r}.'
+      for path in files
+      if path and not os.path.exists(path)
+    ]
+
+  def make_tls(self) -> runtime.Tls | None:
+    """Mutual TLS, if it is wanted."""
+    if not self.certificate:
+      return None
+    return runtime.Tls(self.certificate, self.key, self.authority)
+
+
+@dataclasses.dataclass(kw_only=True)
+class ProcessConfig:
+  """The processes of a real run."""
+
+  # Threads that XLA sees in each; on a CPU, the bits of a run depend on it.
+  num_threads: int = 1
+  # The least seconds per gradient of each learner, the last for all others: to
+  # stand for slower ones. (): no matter.
+  min_seconds: tuple[float, ...] = ()
+  # Seconds for which learners try to find a server that is away.
+  patience: float = 120.0
+
+  def list_problems(self) -> list[str]:
+    """What is wrong with it, in words."""
+    rules = {
+      f'processes.num_threads must be at least 1, got {self.num_threads}.': (
+        self.num_threads >= 1
+      ),
+      'processes.min_seconds must be at least 0 each, got '
+      f'{self.min_seconds}.': all(each >= 0 for each in self.min_seconds),
+      f'processes.patience must be at least 0, got {self.patience}.': (
+        self.patience >= 0
+      ),
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+@dataclasses.dataclass(kw_only=True)
+class DeadlineConfig:
+  """How long a real run waits, in seconds."""
+
+  # For all learners to come, before those who are there begin.
+  start: float = 120.0
+  # For any sign of life from the server, when a learner waits.
+  silence: float = 60.0
+  # For a gradient that others wait for; 0: ten times the longest so far.
+  step: float = 0.0
+  # The same while a learner may be compiling.
+  first_step: float = 300.0
+  # For learners to come back after a restart of the server.
+  rejoin: float = 60.0
+  # For learners' last words.
+  end: float = 20.0
+
+  def list_problems(self) -> list[str]:
+    """What is wrong with it, in words."""
+    try:
+      self.make()
+    except ValueError as error:
+      return [str(error)]
+    return []
+
+  def make(self) -> runtime.Deadlines:
+    """The deadlines."""
+    return runtime.Deadlines(**dataclasses.asdict(self))

@@ -1,0 +1,61 @@
+"""Real processes: server, learners, and the wires between them.
+
+A `Server` owns the weights, in one thread; a `Learner` computes gradients and
+exchanges them for weights. `serve` gives a server its wires: shared memory for
+processes of its host, Arrow Flight for all others, a queue for threads. `learn`
+is a learner in a process of its own.
+"""
+
+from jasgd.runtime._crash import POINTS as CRASH_POINTS
+from jasgd.runtime._crash import VARIABLE as CRASH_VARIABLE
+from jasgd.runtime._flight_security import Tls
+from jasgd.runtime._messages import Flag
+from jasgd.runtime._messages import Message
+from jasgd.runtime._messages import Verb
+from jasgd.runtime._settings import Deadlines
+from jasgd.runtime._settings import make_fingerprint
+from jasgd.runtime._settings import ON_LEARNER_LOST
+from jasgd.runtime._settings import ServerSettings
+from jasgd.runtime._wire import Connection
+from jasgd.runtime._wire import RefusedError
+from jasgd.runtime._wire import WireError
+from jasgd.runtime.addresses import make_connect
+from jasgd.runtime.addresses import WIRES
+from jasgd.runtime.hosting import Place
+from jasgd.runtime.hosting import serve
+from jasgd.runtime.hosting import serve_threads
+from jasgd.runtime.learner import Learner
+from jasgd.runtime.learning import learn
+from jasgd.runtime.processes import Child
+from jasgd.runtime.processes import CHILD_VARIABLES
+from jasgd.runtime.processes import find_function
+from jasgd.runtime.processes import name_function
+from jasgd.runtime.server import Server
+
+__all__ = [
+  'CHILD_VARIABLES',
+  'CRASH_POINTS',
+  'CRASH_VARIABLE',
+  'ON_LEARNER_LOST',
+  'WIRES',
+  'Child',
+  'Connection',
+  'Deadlines',
+  'Flag',
+  'Learner',
+  'Message',
+  'Place',
+  'RefusedError',
+  'Server',
+  'ServerSettings',
+  'Tls',
+  'Verb',
+  'WireError',
+  'find_function',
+  'learn',
+  'make_connect',
+  'make_fingerprint',
+  'name_function',
+  'serve',
+  'serve_threads',
+]

@@ -1,0 +1,175 @@
+"""The wire between threads of one process: nothing is copied.
+
+A payload is handed over by reference: the server reads the client's own
+buffer, and the client reads the snapshot that the server has leased to it.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import os
+import queue
+import threading
+
+import numpy as np
+
+from jasgd.runtime import _buffers
+from jasgd.runtime import _inbox
+from jasgd.runtime import _messages
+from jasgd.runtime import _wire
+
+
+class QueueListener(_wire.Listener):
+  """Lets threads of this process talk to the server.
+
+  Args:
+    inbox: Where requests go.
+    payload_size: Bytes of every payload.
+  """
+
+  def __init__(self, inbox: _inbox.Inbox, payload_size: int) -> None:
+    self.address = 'queue:'
+    self._inbox = inbox
+    self._payload_size = payload_size
+    self._lock = threading.Lock()
+    self._channels: set[_QueueChannel] = set()
+    self._is_closed = False
+
+  def connect(self) -> _wire.Connection:
+    """A new client's side, from any thread.
+
+    Raises:
+      WireError: if the listener is closed.
+    """
+    channel = _QueueChannel(self._inbox, self._forget)
+    with self._lock:
+      if self._is_closed:
+        raise _wire.WireError('The server is closed.')
+      self._channels.add(channel)
+    return _QueueConnection(channel, self._payload_size)
+
+  def close(self) -> None:
+    """Hangs up on everybody. Twice is no error."""
+    with self._lock:
+      self._is_closed = True
+      channels = list(self._channels)
+    for channel in channels:
+      channel.close()
+
+  def _forget(self, channel: '_QueueChannel') -> None:
+    """Of a channel that is closed."""
+    with self._lock:
+      self._channels.discard(channel)
+
+
+class _QueueChannel(_wire.Channel):
+  """What both sides have in common; `send` and `close` are the server's."""
+
+  def __init__(
+    self,
+    inbox: _inbox.Inbox,
+    forget: Callable[['_QueueChannel'], None],
+  ) -> None:
+    self.name = f'queue, {threading.current_thread().name}'
+    self.pid = os.getpid()
+    # Answers for the client; None says that there will be no more.
+    self.answers: queue.SimpleQueue[_messages.Message | None] = (
+      queue.SimpleQueue()
+    )
+    self._inbox = inbox
+    self._forget = forget
+    self._lock = threading.Lock()
+    self._is_closed = False
+
+  def send(
+    self,
+    message: _messages.Message,
+    snapshot: _buffers.Buffer | None = None,
+  ) -> None:
+    if not self._is_closed:
+      payload = None if snapshot is None else _view_readonly(snapshot.array)
+      self.answers.put(dataclasses.replace(message, payload=payload))
+
+  def close(self) -> None:
+    self._end(is_told=False)
+
+  def receive(self, message: _messages.Message) -> bool:
+    """Takes a client's request; False if the server has hung up."""
+    with self._lock:  # Or the event might follow the server's `close`.
+      if not self._is_closed:
+        self._inbox.put(_wire.Event(self, message))
+      return not self._is_closed
+
+  def leave(self) -> None:
+    """The client goes, and the server is told; unless it hung up before."""
+    self._end(is_told=True)
+
+  def _end(self, is_told: bool) -> None:
+    """Closes; only the first time means something."""
+    with self._lock:
+      if self._is_closed:
+        return
+      self._is_closed = True
+      if is_told:
+        self._inbox.put(_wire.Event(self))
+    self.answers.put(None)
+    self._forget(self)
+
+
+class _QueueConnection(_wire.Connection):
+  """A client in a thread."""
+
+  def __init__(self, channel: _QueueChannel, payload_size: int) -> None:
+    self._channel = channel
+    self._outgoing = _buffers.make_aligned(payload_size)
+    self._sent = _view_readonly(self._outgoing)
+
+  @property
+  def outgoing(self) -> np.ndarray:
+    return self._outgoing
+
+  def request(
+    self,
+    message: _messages.Message,
+    *,
+    has_payload: bool = False,
+    deadline: float,
+    on_wait: Callable[[str], None] | None = None,
+  ) -> _messages.Message:
+    payload = self._sent if has_payload else None
+    if not self._channel.receive(dataclasses.replace(message, payload=payload)):
+      raise _wire.WireError('The connection is closed.')
+    try:
+      answer = self._receive(deadline)
+      while answer.verb == _messages.Verb.WAIT:
+        if on_wait is not None:
+          on_wait(answer.text)
+        answer = self._receive(deadline)
+    except BaseException:
+      # The answer may still come: no later request must take it for its own.
+      self.close()
+      raise
+    if answer.verb == _messages.Verb.REFUSED:
+      raise _wire.RefusedError(answer.text)
+    return answer
+
+  def close(self) -> None:
+    self._channel.leave()
+
+  def _receive(self, deadline: float) -> _messages.Message:
+    """The next thing that the server says."""
+    try:
+      answer = self._channel.answers.get(timeout=deadline)
+    except queue.Empty:
+      raise _wire.WireError(
+        f'The server said nothing within {deadline:g} s.'
+      ) from None
+    if answer is None:
+      raise _wire.WireError('The server has closed the connection.')
+    return answer
+
+
+def _view_readonly(array: np.ndarray) -> np.ndarray:
+  """The same bytes, for someone who must not write them."""
+  view = array.view()
+  view.flags.writeable = False
+  return view

@@ -1,0 +1,159 @@
+"""Checkpoints that cost the server one copy: a thread writes them."""
+
+from collections.abc import Callable
+import logging
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jasgd import workdir as workdirs
+from jasgd.runtime import _crash
+from jasgd.runtime import _recorder
+from jasgd.runtime import _snapshots
+
+_log = logging.getLogger(__name__)
+
+
+class Saver:
+  """Copies the state into kept buffers, and lets a thread write them.
+
+  Args:
+    workdir: Where checkpoints go.
+    recorder: Of the run; what it has written is synced first.
+    crash: Where to be killed, in tests.
+    find_learner: Gives a learner's process, to be killed instead.
+  """
+
+  def __init__(
+    self,
+    workdir: workdirs.Workdir,
+    recorder: _recorder.Recorder,
+    crash: _crash.CrashPoints,
+    find_learner: Callable[[], int],
+  ) -> None:
+    self._workdir = workdir
+    self._recorder = recorder
+    self._crash = crash
+    self._find_learner = find_learner
+    self._thread: threading.Thread | None = None
+    self._error: BaseException | None = None
+    self._kept: Any = None
+    clocks = workdirs.list_checkpoints(workdir)
+    self.last_clock = clocks[-1] if clocks else -1
+
+  @property
+  def is_busy(self) -> bool:
+    """Whether the last checkpoint is still being written."""
+    return self._thread is not None and self._thread.is_alive()
+
+  def save(
+    self,
+    state: Any,
+    snapshots: list[_snapshots.Snapshot],
+    position: dict[str, Any],
+  ) -> None:
+    """Begins a checkpoint; returns after one copy. Call it if not busy.
+
+    Args:
+      state: The engine's state.
+      snapshots: Those that learners use; on lease until this is written.
+      position: What else there is to know; it has the clock.
+
+    Raises:
+      OSError: if the last checkpoint could not be written.
+    """
+    self.wait()
+    if self._kept is None:
+      self._kept = jax.tree.map(_make_room, state)
+    self._kept = jax.tree.map(_copy, self._kept, state)
+    self._recorder.flush()
+    self.last_clock = position['clock']
+    self._thread = threading.Thread(
+      target=self._write, args=(snapshots, position), name='jasgd-saver'
+    )
+    self._thread.start()
+
+  def wait(self) -> None:
+    """Waits until nothing is being written.
+
+    Raises:
+      OSError: if it could not be written.
+    """
+    if self._thread is not None:
+      self._thread.join()
+      self._thread = None
+    if self._error is not None:
+      error, self._error = self._error, None
+      raise error
+
+  def _write(
+    self, snapshots: list[_snapshots.Snapshot], position: dict[str, Any]
+  ) -> None:
+    try:
+      self._crash.reach('checkpoint_begun', self._find_learner)
+      self._recorder.sync()
+      buffers = [snapshot.buffer.array for snapshot in snapshots]
+      workdirs.save_checkpoint(
+        self._workdir,
+        position['clock'],
+        {'server': self._kept, 'snapshots': buffers},
+        position=position,
+        params=self._kept.params,
+        stats=self._kept.stats,
+      )
+      self._crash.reach('checkpoint_committed', self._find_learner)
+      _log.info('Saved a checkpoint of clock %d.', position['clock'])
+    except BaseException as error:  # The owner raises it.
+      self._error = error
+
+
+def _make_room(leaf: jax.Array) -> Any:
+  """Memory for a copy of an array."""
+  return np.empty(0) if _is_key(leaf) else np.empty_like(leaf)
+
+
+def _copy(kept: np.ndarray, leaf: jax.Array) -> Any:
+  """A copy that does not change any more, in kept memory if possible."""
+  if _is_key(leaf):
+    return jax.block_until_ready(jnp.copy(leaf))
+  np.copyto(kept, np.asarray(leaf))
+  return kept
+
+
+def _is_key(leaf: jax.Array) -> bool:
+  """Whether an array is of keys, which numpy knows nothing of."""
+  return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def restore(
+  workdir: workdirs.Workdir, state: Any, size: int
+) -> tuple[Any, list[np.ndarray], dict[str, Any]] | None:
+  """What the last checkpoint holds: state, snapshots and position.
+
+  Args:
+    workdir: Where checkpoints are.
+    state: One like it.
+    size: Of a snapshot, in bytes.
+
+  Returns:
+    None if there is no checkpoint.
+  """
+  position = workdirs.read_position(workdir)
+  if position is None:
+    return None
+  row = jax.ShapeDtypeStruct((size,), np.uint8)
+  like = {
+    'server': jax.eval_shape(lambda: state),
+    'snapshots': [row] * len(position['snapshots']),
+  }
+  found = workdirs.restore_checkpoint(workdir, like)
+  assert found is not None  # There was one just now, and nobody removes it.
+  _, restored, position = found
+  return (
+    restored['server'],
+    [np.asarray(buffer) for buffer in restored['snapshots']],
+    position,
+  )

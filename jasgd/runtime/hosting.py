@@ -1,0 +1,149 @@
+"""A server with its wires, in this process."""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import os
+import threading
+
+from jasgd import workdir as workdirs
+from jasgd.runtime import _flight_security
+from jasgd.runtime import _memory_wire
+from jasgd.runtime import _queue_wire
+from jasgd.runtime import _settings
+from jasgd.runtime import addresses
+from jasgd.runtime import server as servers
+
+# How often a request to stop is looked at, in seconds.
+_TICK = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+  """Where a server listens.
+
+  Attributes:
+    host: Others than this machine reach no loopback address.
+    port: 0: any that is free.
+    wires: 'memory', 'flight', or both.
+    tls: For mutual TLS.
+  """
+
+  host: str = '127.0.0.1'
+  port: int = 0
+  wires: tuple[str, ...] = ('memory', 'flight')
+  tls: _flight_security.Tls | None = None
+
+
+def serve(
+  settings: _settings.ServerSettings,
+  workdir: workdirs.Workdir,
+  place: Place,
+  *,
+  stopped: threading.Event | None = None,
+  on_ready: Callable[[servers.Server], None] | None = None,
+  on_step: Callable[[servers.Server], None] | None = None,
+) -> servers.Server:
+  """Runs a server until its run is over, or stopped.
+
+  Args:
+    settings: What to do.
+    workdir: Where its files go; a run that is there goes on.
+    place: Where to listen.
+    stopped: Set, it stops the run: the update is finished, and all is saved.
+    on_ready: Called when learners can come.
+    on_step: Called after each step of the loop.
+
+  Returns:
+    The server, when all is over and its files are closed.
+  """
+  server = servers.Server(settings, workdir, is_shared='memory' in place.wires)
+  with contextlib.ExitStack() as stack:
+    stack.callback(server.close)
+    found = _listen(server, workdir, place, stack)
+    addresses.write_address(
+      workdir,
+      found,
+      pid=os.getpid(),
+      incarnation=server.incarnation,
+      fingerprint=server.fingerprint,
+    )
+    stack.callback(workdir.server.unlink, missing_ok=True)
+    if on_ready is not None:
+      on_ready(server)
+    _run(server, stopped, on_step)
+  return server
+
+
+def _run(
+  server: servers.Server,
+  stopped: threading.Event | None,
+  on_step: Callable[[servers.Server], None] | None,
+) -> None:
+  """Serves until the run is over, or stopped; then saves."""
+  while not server.is_over:
+    server.step(_TICK)
+    if on_step is not None:
+      on_step(server)
+    if stopped is not None and stopped.is_set():
+      server.stop('It was stopped.')
+  server.finish()
+
+
+def _listen(
+  server: servers.Server,
+  workdir: workdirs.Workdir,
+  place: Place,
+  stack: contextlib.ExitStack,
+) -> dict[str, str]:
+  """Opens the wires; gives their addresses."""
+  found = {}
+  if 'memory' in place.wires:
+    memory = _memory_wire.MemoryListener(server.inbox, server.layout.size)
+    stack.callback(memory.close)
+    found['memory'] = memory.address
+  if 'flight' in place.wires:
+    # Where it is needed: pyarrow takes its time.
+    from jasgd.runtime import _flight_wire
+
+    flight = _flight_wire.FlightListener(
+      server.inbox,
+      server.layout.size,
+      host=place.host,
+      port=place.port,
+      token=addresses.make_token(workdir),
+      tls=place.tls,
+    )
+    stack.callback(flight.close)
+    found['flight'] = flight.address
+  return found
+
+
+def serve_threads(
+  settings: _settings.ServerSettings,
+  workdir: workdirs.Workdir | None,
+  *,
+  on_ready: Callable[[_queue_wire.QueueListener], None],
+  stopped: threading.Event | None = None,
+  on_step: Callable[[servers.Server], None] | None = None,
+) -> servers.Server:
+  """Runs a server for threads of this process.
+
+  Args:
+    settings: What to do.
+    workdir: Where its files go; None: nowhere.
+    on_ready: Called with what gives connections, when learners can come.
+    stopped: Set, it stops the run.
+    on_step: Called after each step of the loop.
+
+  Returns:
+    The server, when all is over and its files are closed.
+  """
+  server = servers.Server(settings, workdir)
+  with contextlib.ExitStack() as stack:
+    stack.callback(server.close)
+    listener = _queue_wire.QueueListener(server.inbox, server.layout.size)
+    stack.callback(listener.close)
+    on_ready(listener)
+    _run(server, stopped, on_step)
+  return server

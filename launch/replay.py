@@ -1,0 +1,68 @@
+"""Replays a run, and says whether it is what its trace says, bit for bit.
+
+  python -m launch.replay --workdir=/tmp/a
+
+Every gradient is computed again, on the weights that the trace says, and
+applied in the order that the trace says, on one device. The weights must be
+those of the run's last checkpoint, to the last bit; if not, the first clock
+where they differ is printed, and the exit code is 1.
+
+On a CPU bits depend on the number of threads that XLA sees. The trace has the
+number, and this program starts itself again with it if need be.
+"""
+
+import os
+import sys
+
+from absl import app
+from absl import flags
+
+from jasgd import experiment
+from launch import entry
+
+_WORKDIR = flags.DEFINE_string(
+  'workdir',
+  None,
+  'The folder of a run in local or cluster mode.',
+  required=True,
+)
+
+# Set when this program has started itself again.
+_MARK = 'JASGD_REPLAY'
+
+
+def main() -> None:
+  """Compares."""
+  workdir = _WORKDIR.value
+  try:
+    _, trace = experiment.read_run(workdir)
+    _adopt(experiment.get_environment(trace))
+    found = experiment.verify(workdir)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from None
+  if found.is_same:
+    print(
+      f'Bit-identical: the replay of {found.clock} updates gives the weights '
+      f'of the checkpoint of clock {found.clock}.'
+    )
+    return
+  print(
+    f'Different: the first weights that differ are those of clock '
+    f'{found.first_difference}, of {found.clock}.'
+  )
+  sys.exit(1)
+
+
+def _adopt(variables: dict[str, str]) -> None:
+  """Starts this program again if its environment is another."""
+  is_same = all(
+    os.environ.get(name) == text for name, text in variables.items()
+  )
+  if is_same or _MARK in os.environ:
+    return
+  command = [sys.executable, '-m', 'launch.replay', *sys.argv[1:]]
+  os.execve(sys.executable, command, {**os.environ, **variables, _MARK: '1'})
+
+
+if __name__ == '__main__':
+  entry.run(main)

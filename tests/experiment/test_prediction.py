@@ -1,0 +1,76 @@
+"""Real learners against the simulator: one of four is three times slower.
+
+Learners compute by sleeping, so that it does not matter how many cores there
+are. The times of each learner and of the server are measured, and nothing else
+of the run goes into the prediction.
+"""
+
+import io
+
+import numpy as np
+import pytest
+
+from jasgd import experiment
+from jasgd import simulation
+from jasgd import traces
+
+NUM_LEARNERS = 4
+NUM_GRADIENTS = 400
+MIN_SECONDS = (0.03, 0.03, 0.03, 0.09)
+# A prediction of one seed is a draw itself: these are taken together.
+SEEDS = range(16)
+
+
+def _make_protocol(name, n=1):
+  return experiment.ProtocolConfig(name=name, n=n, num_learners=NUM_LEARNERS)
+
+
+def _run(workdir, protocol, per_update, overlap=False):
+  """The trace of a run in real processes, the server's one of them."""
+  config = experiment.TrainingConfig(
+    task=experiment.TaskConfig(name='quadratic', batch=4),
+    optimizer=experiment.OptimizerConfig(rate=0.01),
+    protocol=protocol,
+    runtime=experiment.RuntimeConfig(
+      mode='local', overlap=overlap, eval_every=NUM_GRADIENTS
+    ),
+    processes=experiment.ProcessConfig(min_seconds=MIN_SECONDS),
+    num_updates=NUM_GRADIENTS // per_update,
+    num_epochs=1e6,
+  )
+  experiment.run_server(
+    config, workdir, num_learners=NUM_LEARNERS, stream=io.StringIO()
+  )
+  trace = traces.Trace.load(workdir / 'trace')
+  summary = traces.summarize(trace)
+  assert summary.fates[traces.Fate.APPLIED] == NUM_GRADIENTS
+  assert summary.num_learners == NUM_LEARNERS
+  return trace, summary
+
+
+@pytest.mark.parametrize(
+  ('name', 'n', 'per_update'), [('asynchronous', 1, 1), ('softsync', 2, 2)]
+)
+def test_a_real_run_is_as_predicted(name, n, per_update, tmp_path):
+  protocol = _make_protocol(name, n)
+  trace, summary = _run(tmp_path, protocol, per_update)
+  expected = (NUM_LEARNERS - 1) / per_update
+  assert summary.staleness.mean == pytest.approx(expected, rel=0.15)
+  comparison = simulation.compare(
+    trace, *(simulation.predict(trace, seed) for seed in SEEDS)
+  )
+  # So that there is something to predict: one is slow.
+  assert comparison.measured_share[3] < 0.5 * comparison.measured_share[0]
+  assert comparison.total_variation < 0.15, comparison
+  for differences in (
+    comparison.staleness_difference,
+    comparison.share_difference,
+  ):
+    assert np.all(np.abs(differences) < 0.15), comparison
+
+
+def test_with_overlap_the_own_push_is_one_more_update(tmp_path):
+  """The mean is lambda / c: a learner pulls before its push is applied."""
+  protocol = _make_protocol('asynchronous')
+  _, summary = _run(tmp_path, protocol, 1, overlap=True)
+  assert summary.staleness.mean == pytest.approx(NUM_LEARNERS, rel=0.15)

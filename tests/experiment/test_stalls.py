@@ -1,0 +1,100 @@
+"""A learner that is stopped: who waits for it, and for how long."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from jasgd import protocols
+from jasgd import traces
+from tests import live
+
+NUM_LEARNERS = 3
+PROTOCOLS = {
+  'asynchronous': {'name': 'asynchronous'},
+  'softsync': {'name': 'softsync', 'n': 1},
+  'hardsync': {'name': 'hardsync'},
+  'ssp': {'name': 'ssp', 's': 1},
+}
+
+
+def _make_config(name, **parts):
+  return live.make_config(
+    protocol={**PROTOCOLS[name], 'num_learners': NUM_LEARNERS}, **parts
+  )
+
+
+def _count_working(run):
+  """Learners whose gradients have been applied."""
+  status = run.get_status() or {'learners': {}}
+  return sum(each['num_applied'] > 0 for each in status['learners'].values())
+
+
+def _stop_one(processes, run):
+  """Stops a learner once all are at work; gives its process."""
+  live.wait_until(lambda: _count_working(run) == NUM_LEARNERS)
+  (pid,) = processes.find_children('learner-1')
+  os.kill(pid, signal.SIGSTOP)
+  return pid
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['asynchronous', pytest.param('softsync', marks=pytest.mark.slow)],
+)
+def test_nobody_waits_for_a_stopped_learner(name, processes, tmp_path):
+  config = _make_config(
+    name, num_updates=400, deadlines={'end': 0.5, 'first_step': 1000.0}
+  )
+  with live.start_run(config, tmp_path, processes) as (run, result):
+    pid = _stop_one(processes, run)
+    # The server ends without it, and takes its address away.
+    live.wait_until(lambda: not run.folder.server.exists())
+    assert not result.done()
+    os.kill(pid, signal.SIGCONT)
+    assert result.result(live.PATIENCE)['clock'] == 400
+  records = run.load_trace().records
+  assert not np.any(records['kind'] == traces.Kind.RESTART)
+  # Until the end it was not missed.
+  end = np.flatnonzero(records['kind'] == traces.Kind.END)[0]
+  assert not np.any(records['kind'][:end] == traces.Kind.LEAVE)
+  assert run.check_replay() == 400
+
+
+@pytest.mark.parametrize(
+  'name', ['hardsync', pytest.param('ssp', marks=pytest.mark.slow)]
+)
+def test_a_stopped_learner_is_lost_and_comes_back(name, processes, tmp_path):
+  config = _make_config(name, deadlines={'step': 1.0})
+  with live.start_run(config, tmp_path, processes) as (run, _):
+    pid = _stop_one(processes, run)
+    live.wait_until(lambda: run.get_status()['num_alive'] < NUM_LEARNERS)
+    clock = run.get_clock()
+    live.wait_until(lambda: run.get_clock() > clock + 20)  # Others go on.
+    (gone,) = [
+      int(number)
+      for number, each in run.get_status()['learners'].items()
+      if each['state'] == 'gone'
+    ]
+    os.kill(pid, signal.SIGCONT)
+    before = run.get_status()['learners'][str(gone)]['num_applied']
+    live.wait_until(
+      lambda: run.get_status()['learners'][str(gone)]['num_applied'] > before
+    )
+  records = run.load_trace().records
+  own = records[records['learner'] == gone]
+  left, came = (
+    np.flatnonzero(own['kind'] == kind)
+    for kind in (traces.Kind.LEAVE, traces.Kind.JOIN)
+  )
+  assert came[1] > left[0]  # It came at first, and once more.
+  later = own[came[1] :]
+  assert np.any(
+    (later['kind'] == traces.Kind.GRADIENT)
+    & (later['fate'] == protocols.Fate.APPLIED)
+  )
+  log = (tmp_path / 'logs' / 'server.log').read_text()
+  assert f'Learner {gone} left at clock' in log
+  assert 'no gradient came within 1 s' in log
+  run.check_replay()

@@ -1,0 +1,207 @@
+"""Messages that are no good, and some that are, for a server to judge.
+
+Each is the bytes of head and text, whether a payload of the right size comes
+with it, and whether a server must accept it.
+"""
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+from jasgd.runtime import _messages
+
+_Verb = _messages.Verb
+_FAR = 10**7  # No run gets there.
+
+
+class Case(NamedTuple):
+  """A message, and what is to become of it."""
+
+  data: bytes
+  is_good: bool
+  has_payload: bool = False
+
+
+class Maker:
+  """Draws messages for a channel.
+
+  Args:
+    rng: A `random.Random`.
+    fingerprint: What the server wants to hear.
+    payload_size: In bytes.
+    welcome: The server's answer to a HELLO on this channel; None: there was
+      none.
+  """
+
+  def __init__(self, rng, fingerprint, payload_size, welcome=None):
+    self._rng = rng
+    self._fingerprint = fingerprint
+    self._size = payload_size
+    self._welcome = welcome
+    self._kinds = [
+      self._flip,
+      self._truncate,
+      self._extend,
+      self._make_garbage,
+      self._make_answer,
+      self._make_size,
+      self._make_report,
+      self._make_visit,
+      self._make_gradient if welcome else self._make_stranger,
+      self._make_twice if welcome else self._make_hello,
+    ]
+
+  def draw(self):
+    """The next one."""
+    return self._rng.choice(self._kinds)()
+
+  def make_welcome(self):
+    """A HELLO that is good."""
+    return Case(self._encode(_Verb.HELLO, step=-1, text=self._say()), True)
+
+  def _say(self, **changes):
+    said = {
+      'fingerprint': self._fingerprint,
+      'instance': self._rng.randbytes(8).hex(),
+      'num_devices': 1,
+      'pid': 0,
+    }
+    return json.dumps(said | changes)
+
+  def _encode(self, verb, size=0, **fields):
+    payload = np.zeros(size, np.uint8) if size else None
+    return _messages.encode_message(
+      _messages.Message(verb, payload=payload, **fields)
+    )
+
+  def _draw_whole(self):
+    """A message that could be a good one."""
+    rng = self._rng
+    return self._encode(
+      rng.choice(list(_Verb)),
+      flags=rng.randrange(16),
+      learner=rng.randrange(-1, 4),
+      incarnation=rng.randrange(3),
+      step=rng.randrange(1000),
+      clock=rng.randrange(1000),
+      text=rng.choice(['', '{}', self._say(), 'x' * rng.randrange(100)]),
+    )
+
+  # --- What is no message.
+
+  def _flip(self):
+    data = bytearray(self._draw_whole())
+    data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+    return Case(bytes(data), False)
+
+  def _truncate(self):
+    data = self._draw_whole()
+    return Case(data[: self._rng.randrange(1, len(data))], False)
+
+  def _extend(self):
+    size = self._rng.choice([1, 3, 80, _messages.MAX_TEXT])
+    return Case(self._draw_whole() + self._rng.randbytes(size), False)
+
+  def _make_garbage(self):
+    return Case(self._rng.randbytes(self._rng.randrange(1, 300)), False)
+
+  # --- What is one, and means nothing.
+
+  def _make_answer(self):
+    verb = self._rng.choice([verb for verb in _Verb if verb >= 64])
+    return Case(self._encode(verb), False)
+
+  def _make_size(self):
+    sizes = [1, self._size - 1, self._size + 1, 2 * self._size]
+    verb = self._rng.choice([_Verb.EXCHANGE, _Verb.NOTICE, _Verb.PULL])
+    return Case(self._encode(verb, self._rng.choice(sizes)), False)
+
+  def _make_stranger(self):
+    verb = self._rng.choice([_Verb.EXCHANGE, _Verb.NOTICE, _Verb.FETCH])
+    return Case(self._encode(verb, learner=self._rng.randrange(-1, 3)), False)
+
+  def _make_report(self):
+    good = {'fuzz/loss': self._rng.random()}
+    text, clock, is_good = self._rng.choice(
+      [
+        (json.dumps(good), 0, True),
+        (json.dumps(good), _FAR, False),
+        (json.dumps(good), -1, False),
+        ('{"a": NaN}', 0, False),
+        ('{"a": 1e999}', 0, False),
+        ('{"clock": 3}', 0, False),
+        ('[1]', 0, False),
+        ('[' * 20000, 0, False),
+        ('', 0, False),
+      ]
+    )
+    return Case(self._encode(_Verb.REPORT, clock=clock, text=text), is_good)
+
+  def _make_visit(self):
+    verb = self._rng.choice([_Verb.PULL, _Verb.STATUS])
+    return Case(self._encode(verb, clock=self._rng.randrange(_FAR)), True)
+
+  # --- What only some may say.
+
+  def _make_hello(self):
+    changes, fields = self._rng.choice(
+      [
+        ({'fingerprint': '0' * 16}, {}),
+        ({'fingerprint': None}, {}),
+        ({}, {'learner': 0}),  # It is here already.
+        ({}, {'learner': 1}),
+        ({'num_devices': 3}, {}),
+        ({'num_devices': 1 << 40}, {}),
+        ({'num_devices': 'all'}, {}),
+        ({'instance': 'x' * 65}, {}),
+        ({'instance': 7}, {}),
+        ({'pid': -1}, {}),
+        ({'pid': True}, {}),
+        ({}, {'step': -2}),
+        ({}, {'step': 1 << 40}),
+        ({}, {'step': 1, 'clock': -1}),
+        ({}, {'step': 1, 'seconds': float('nan')}),
+      ]
+    )
+    text = self._say(**changes)
+    if self._rng.random() < 0.1:
+      text = self._rng.choice(['', '[]', 'null', '{}', '{' * 30000])
+    fields = {'step': -1, **fields}
+    return Case(self._encode(_Verb.HELLO, text=text, **fields), False)
+
+  def _make_twice(self):
+    return Case(self._encode(_Verb.HELLO, step=-1, text=self._say()), False)
+
+  def _make_gradient(self):
+    """A gradient with one thing wrong."""
+    welcome, rng = self._welcome, self._rng
+    right = {
+      'learner': welcome.learner,
+      'incarnation': welcome.incarnation,
+      'step': welcome.step,
+      'clock': welcome.clock,
+    }
+    wrong = rng.choice(
+      [
+        {'learner': 0},
+        {'learner': 1},
+        {'learner': -1},
+        {'step': welcome.step + rng.randrange(1, _FAR)},
+        {'step': welcome.step - rng.randrange(2, _FAR)},
+        {'clock': welcome.clock + _FAR},
+        {'clock': -1},
+        {'incarnation': welcome.incarnation + 1},
+        {'seconds': float('nan')},
+        {'seconds': -1.0},
+        {'seconds': float('inf')},
+      ]
+    )
+    if rng.random() < 0.3:
+      return Case(self._encode(_Verb.NOTICE, **right | wrong), False)
+    if rng.random() < 0.2:
+      wrong = {'loss': rng.choice([float('nan'), float('inf')])}
+    if rng.random() < 0.1:  # The gradient itself is missing.
+      return Case(self._encode(_Verb.EXCHANGE, **right), False)
+    data = self._encode(_Verb.EXCHANGE, self._size, **right | wrong)
+    return Case(data, False, has_payload=True)

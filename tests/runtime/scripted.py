@@ -1,0 +1,207 @@
+"""A server that a test drives, step by step, and clients that say anything."""
+
+import json
+import queue
+import secrets
+
+from jasgd import runtime
+from jasgd.runtime import _computing
+from jasgd.runtime import _messages
+from jasgd.runtime import _queue_wire
+from tests.runtime import cases
+
+Message, Verb, Flag = _messages.Message, _messages.Verb, _messages.Flag
+
+
+class Bench:
+  """A server without a thread, at a time that the test sets."""
+
+  def __init__(self, protocol=None, task=None, workdir=None, **options):
+    self.task = cases.make_task() if task is None else task
+    self.time = 0.0
+    self._workdir = workdir
+    self._options = options
+    self.open(protocol)
+
+  def open(self, protocol):
+    """Starts a server; on a workdir where one was, another incarnation."""
+    settings = cases.make_settings(self.task, protocol, **self._options)
+    self.server = runtime.Server(settings, self._workdir, now=lambda: self.time)
+    self.settings = settings
+    self.listener = _queue_wire.QueueListener(
+      self.server.inbox, self.server.layout.size
+    )
+
+  def step(self):
+    """Handles all that is there, and looks at the time."""
+    while self.server.step(0):
+      pass
+
+  def tick(self, seconds):
+    """Lets time pass."""
+    self.time += seconds
+    self.step()
+
+  def connect(self):
+    """A client that has said nothing yet."""
+    return Client(self)
+
+  def join(self, **said):
+    """A client that has said HELLO."""
+    client = Client(self)
+    client.hello(**said)
+    return client
+
+  def get_core(self):
+    """What is inside."""
+    return self.server._core
+
+  def check_leases(self):
+    """Every buffer is free, or on lease by somebody known."""
+    core = self.get_core()
+    holders = [core.newest]
+    if core.to_evaluate is not None:
+      holders.append(core.to_evaluate)
+    holders += [
+      snapshot
+      for snapshot in self.server._visitors._pulled.values()
+      if snapshot is not None
+    ]
+    for book in core.register:
+      holders += book.leases.values()
+    if self.server._checkpoints is not None:
+      holders += self.server._checkpoints._leased
+    snapshots = {id(each): each for each in holders}
+    for snapshot in snapshots.values():
+      assert snapshot.num_leases == sum(each is snapshot for each in holders)
+    free = core.store._pool._free
+    assert len({id(buffer) for buffer in free}) == len(free)
+    held = {id(each.buffer) for each in snapshots.values()}
+    assert not held & {id(buffer) for buffer in free}
+    assert len(held) + len(free) == len(core.store)
+
+  def crash(self):
+    """The server is gone, and has saved nothing more."""
+    self.listener.close()
+    self.server.close()
+
+  close = crash
+
+
+class Client:
+  """Somebody at the other end of a channel, who waits for nothing."""
+
+  def __init__(self, bench):
+    self.bench = bench
+    self.reconnect()
+    self.computing = _computing.Computing(
+      bench.task,
+      seed=bench.settings.seed,
+      wire_dtype=bench.settings.wire_dtype,
+      num_devices=1,
+      min_seconds=(),
+    )
+    self.instance = secrets.token_hex(4)
+    self.learner = -1
+    self.weights = None  # The last that it was given, and has not used.
+    self.waits = []
+    self.last = None
+
+  def reconnect(self):
+    """Comes by another channel, to whatever server there is now."""
+    self.connection = self.bench.listener.connect()
+    self.channel = self.connection._channel
+
+  def say(self, verb, *, is_handled=True, **fields):
+    """Sends a message, and lets the server handle it."""
+    self.channel.receive(Message(verb, **fields))
+    if is_handled:
+      self.bench.step()
+
+  def hear(self):
+    """All answers so far; WAITs are put aside."""
+    answers = []
+    while True:
+      try:
+        answer = self.channel.answers.get_nowait()
+      except queue.Empty:
+        return answers
+      if answer is None:
+        answers.append(None)
+        continue
+      if answer.verb == Verb.WAIT:
+        self.waits.append(answer.text)
+        continue
+      answers.append(answer)
+      self.last = answer
+      if answer.verb == Verb.SNAPSHOT:
+        self.weights = answer
+      if answer.learner >= 0:
+        self.learner = answer.learner
+
+  def ask(self, verb, **fields):
+    """The one answer to a message."""
+    self.say(verb, **fields)
+    answers = self.hear()
+    assert len(answers) == 1, answers
+    return answers[0]
+
+  def hello(self, held=None, learner=None, **said):
+    """Comes; `held` is a gradient that was not answered."""
+    said = {
+      'fingerprint': self.bench.server.fingerprint,
+      'instance': self.instance,
+      **said,
+    }
+    message = Message(Verb.HELLO, step=-1) if held is None else held
+    self.say(
+      Verb.HELLO,
+      learner=self.learner if learner is None else learner,
+      step=message.step,
+      clock=message.clock,
+      incarnation=message.incarnation,
+      text=json.dumps(said),
+    )
+    return self.hear()
+
+  def make_push(self, **fields):
+    """The gradient at the weights that it has, as a message."""
+    weights = self.weights
+    num_steps = self.bench.settings.protocol.steps_per_push
+    self.computing.learner = self.learner
+    self.computing.local_rate = self.bench.settings.local_rate
+    push, _ = self.computing.compute(
+      weights, weights.step * num_steps, num_steps
+    )
+    self.computing.layout.pack(push.message, self.connection.outgoing)
+    return Message(
+      Verb.EXCHANGE,
+      **{
+        'learner': self.learner,
+        'step': weights.step,
+        'clock': weights.clock,
+        'incarnation': weights.incarnation,
+        'loss': float(push.loss),
+        'seconds': 0.1,
+        'payload': self.connection.outgoing,
+        **fields,
+      },
+    )
+
+  def send(self, message, is_handled=True):
+    """Sends a message that was made before."""
+    self.channel.receive(message)
+    if is_handled:
+      self.bench.step()
+    return self.hear()
+
+  def push(self, is_handled=True, **fields):
+    """Computes a gradient, sends it, and hears what is there."""
+    message = self.make_push(**fields)
+    self.weights = None
+    return self.send(message, is_handled)
+
+  def hang_up(self):
+    """Is gone, without a word."""
+    self.connection.close()
+    self.bench.step()

@@ -1,0 +1,204 @@
+"""A stranger talks nonsense to a server whose learners train."""
+
+import collections
+import contextlib
+import dataclasses
+import random
+import re
+import socket
+
+import numpy as np
+from pyarrow import flight
+import pytest
+
+from jasgd import runtime
+from jasgd import traces
+from jasgd import workdir as workdirs
+from jasgd.experiment import _running
+from jasgd.runtime import _flight_security
+from jasgd.runtime import _flight_stream
+from jasgd.runtime import _memory_wire
+from jasgd.runtime import _messages
+from tests import live
+from tests.runtime import bad_messages
+
+WIRES = ('memory', 'flight')
+PER_CHANNEL = 250  # Messages, before the next stranger comes.
+
+
+class _MemoryChannel:
+  """A client of shared memory that says whatever it likes."""
+
+  def __init__(self, address):
+    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    self._socket.settimeout(live.PATIENCE)
+    self._socket.connect('\0' + address.removeprefix(_memory_wire.SCHEME))
+    self.receive()
+
+  def send(self, case):
+    self._socket.send(case.data)
+    return self.receive()
+
+  def receive(self):
+    packet = self._socket.recv(1 << 17)
+    return _messages.decode_message(packet[_memory_wire.PREFIX.size :])[0]
+
+  def close(self):
+    self._socket.close()
+
+
+class _FlightChannel:
+  """A client of Flight that says whatever it likes."""
+
+  def __init__(self, address, token, payload_size):
+    headers = [(b'authorization', _flight_security.make_bearer(token))]
+    self._client = flight.FlightClient(address)
+    self._writer, self._reader = self._client.do_exchange(
+      flight.FlightDescriptor.for_command(_flight_stream.COMMAND),
+      flight.FlightCallOptions(headers=headers, timeout=live.PATIENCE),
+    )
+    self._writer.begin(_flight_stream.SCHEMA)
+    payload = np.zeros(payload_size, np.uint8)
+    self._batches = _flight_stream.make_batches(payload)
+
+  def send(self, case):
+    batches = self._batches if case.has_payload else []
+    _flight_stream.write_message(self._writer, case.data, batches)
+    chunk = self._reader.read_chunk()
+    answer, size = _messages.decode_message(memoryview(chunk.app_metadata))
+    while size > (0 if chunk.data is None else chunk.data.nbytes):
+      size -= chunk.data.nbytes
+      chunk = self._reader.read_chunk()
+    return answer
+
+  def close(self):
+    self._reader.cancel()
+    with contextlib.suppress(*_flight_stream.STREAM_ERRORS):
+      self._writer.close()
+    self._client.close()
+
+
+class _Training:
+  """A server process, and a learner process on each wire."""
+
+  def __init__(self, workdir):
+    config = live.make_config(processes={'min_seconds': (0.02,)})
+    settings = dataclasses.asdict(config)
+    self.folder = workdirs.open_workdir(workdir, settings)
+    self.run = live.Run(workdir, config)
+    job = _running.make_learner_job(config, self.folder)
+    self._num_asked = 0
+    self.children = [
+      self._start(
+        'server',
+        'jasgd.experiment:serve_config',
+        {'config': settings, 'workdir': str(workdir)},
+      )
+    ] + [
+      self._start(wire, 'jasgd.runtime:learn', {**job, 'wire': wire})
+      for wire in WIRES
+    ]
+
+  def _start(self, name, target, arguments):
+    return runtime.Child(
+      name,
+      target,
+      arguments,
+      num_threads=live.NUM_THREADS,
+      log=self.folder.logs / f'{name}.log',
+    )
+
+  def ask(self):
+    """How it stands; and all messages accepted that are not of learners."""
+    status = self.run.get_status()
+    learners = [each['step'] + 1 for each in status['learners'].values()]
+    accepted = status['counts'].pop('accepted', 0)
+    others = accepted - sum(learners[: len(WIRES)]) - self._num_asked
+    self._num_asked += 1
+    return status, others
+
+  def is_at_work(self):
+    """Whether all learners have given a gradient."""
+    if not self.folder.server.exists():
+      return False
+    learners = self.ask()[0]['learners'].values()
+    applied = [each['num_applied'] > 0 for each in learners]
+    return len(applied) == len(WIRES) and all(applied)
+
+  def connect(self, wire):
+    """A channel for a stranger."""
+    addresses = workdirs.read_json(self.folder.server)['addresses']
+    if wire == 'memory':
+      return _MemoryChannel(addresses['memory'])
+    token = self.folder.token.read_text()
+    return _FlightChannel(addresses['flight'], token, self.run.layout.size)
+
+  def end(self):
+    for child in self.children:
+      child.end(10.0)
+
+
+def _talk(training, wire, rng, num_messages):
+  """Sends messages; gives how many were accepted, and refused."""
+  counts = collections.Counter()
+  fingerprint = workdirs.read_json(training.folder.server)['fingerprint']
+  for start in range(0, num_messages, PER_CHANNEL):
+    channel = training.connect(wire)
+    maker = bad_messages.Maker(rng, fingerprint, training.run.layout.size)
+    left = min(PER_CHANNEL, num_messages - start)
+    if rng.random() < 0.5:  # One that was let in can do more harm.
+      welcome = channel.send(maker.make_welcome())
+      assert welcome.verb == _messages.Verb.SNAPSHOT
+      counts[True] += 1
+      left -= 1
+      maker = bad_messages.Maker(
+        rng, fingerprint, training.run.layout.size, welcome
+      )
+    for _ in range(left):
+      case = maker.draw()
+      answer = channel.send(case)
+      is_good = answer.verb != _messages.Verb.REFUSED
+      assert is_good == case.is_good, (case, answer)
+      assert is_good or answer.text
+      counts[is_good] += 1
+    channel.close()
+  return counts
+
+
+@pytest.mark.parametrize(
+  'num_messages', [10_000, pytest.param(100_000, marks=pytest.mark.slow)]
+)
+def test_nonsense_is_refused_and_counted(num_messages, processes, tmp_path):
+  training = _Training(tmp_path)
+  try:
+    live.wait_until(training.is_at_work)
+    rng = random.Random(num_messages)
+    sent = collections.Counter()
+    for wire in WIRES:
+      sent += _talk(training, wire, rng, num_messages // len(WIRES))
+    status, num_accepted = training.ask()
+    refused = status['counts']
+    assert sum(refused.values()) == sent[False]
+    assert num_accepted == sent[True]
+    assert sent.total() == num_messages
+    assert min(sent.values()) > num_messages / 20
+    assert set(refused) >= {
+      *('garbage', 'truncated', 'oversized', 'damaged', 'verb', 'version'),
+      *('size', 'report', 'clock', 'stranger', 'learner', 'step', 'number'),
+      *('future', 'hello', 'fingerprint', 'taken', 'twice'),
+    }
+    clock = status['clock']
+    live.wait_until(lambda: training.run.get_clock() > clock + 10)
+    training.run.stop()
+    assert [child.wait(live.PATIENCE) for child in training.children] == [0] * 3
+  finally:
+    training.end()
+  records = training.run.load_trace().records
+  for learner in range(len(WIRES)):  # Nobody had to come twice.
+    own = records['kind'][records['learner'] == learner]
+    assert np.count_nonzero(own == traces.Kind.JOIN) == 1
+  for wire in WIRES:
+    log = (training.folder.logs / f'{wire}.log').read_text()
+    assert not re.search(r'gone|closed|silent|Traceback', log)
+  assert 'Traceback' not in (training.folder.logs / 'server.log').read_text()
+  assert training.run.check_replay() > clock

@@ -1,0 +1,166 @@
+"""Messages: what is sent comes out, and what is damaged does not."""
+
+import dataclasses
+import struct
+import zlib
+
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from jasgd.runtime import _messages
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+# Bits must come through, those of a NaN too: compared as they are packed.
+FLOAT = st.floats(width=64)
+MESSAGES = st.builds(
+  _messages.Message,
+  verb=st.sampled_from(_messages.Verb),
+  fate=st.integers(0, 255),
+  # That there is a checksum is for `encode_message` to say.
+  flags=st.integers(0, 2**32 - 1).map(
+    lambda flags: flags & ~int(_messages.Flag.HAS_CHECKSUM)
+  ),
+  learner=INT32,
+  incarnation=INT32,
+  step=INT64,
+  clock=INT64,
+  seconds=FLOAT,
+  loss=FLOAT,
+  rate=FLOAT,
+  text=st.text(max_size=40),
+  payload=st.none()
+  | st.integers(0, 40).map(lambda n: np.arange(n, dtype='u1')),
+)
+settings = hypothesis.settings(
+  max_examples=60, deadline=None, derandomize=True, database=None
+)
+
+
+def _list_fields(message):
+  """All but the payload, floats as their bits."""
+  return [
+    struct.pack('<d', value) if isinstance(value, float) else value
+    for field in dataclasses.fields(message)
+    if field.name != 'payload'
+    for value in [getattr(message, field.name)]
+  ]
+
+
+def _reseal(data):
+  """With a checksum that is right, whatever else is not."""
+  head, text = bytes(data[:76]), bytes(data[80:])
+  return head + struct.pack('<I', zlib.crc32(head + text)) + text
+
+
+@pytest.mark.parametrize('as_type', [bytes, bytearray, memoryview])
+@hypothesis.given(message=MESSAGES)
+@settings
+def test_round_trip(as_type, message):
+  data = _messages.encode_message(message)
+  decoded, payload_size = _messages.decode_message(as_type(data))
+  assert _list_fields(decoded) == _list_fields(message)
+  assert type(decoded.verb) is _messages.Verb
+  assert decoded.payload is None
+  assert payload_size == (
+    0 if message.payload is None else message.payload.nbytes
+  )
+
+
+@hypothesis.given(message=MESSAGES)
+@settings
+def test_every_flipped_bit_is_found(message):
+  data = _messages.encode_message(message)
+  for bit in range(8 * len(data)):
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(_messages.MessageError):
+      _messages.decode_message(damaged)
+
+
+@hypothesis.given(message=MESSAGES)
+@settings
+def test_every_truncation_is_found(message):
+  data = _messages.encode_message(message)
+  for size in range(len(data)):
+    with pytest.raises(_messages.MessageError) as caught:
+      _messages.decode_message(data[:size])
+    assert caught.value.reason == ('truncated' if size else 'garbage')
+
+
+@hypothesis.given(message=MESSAGES, more=st.binary(min_size=1, max_size=100))
+@settings
+def test_appended_bytes_are_found(message, more):
+  with pytest.raises(_messages.MessageError) as caught:
+    _messages.decode_message(_messages.encode_message(message) + more)
+  assert caught.value.reason == 'oversized'
+
+
+@pytest.mark.parametrize(
+  'start', [b'', _messages.MAGIC, _messages.MAGIC + b'\x01\x00'], ids=repr
+)
+@hypothesis.given(garbage=st.binary(max_size=300))
+@settings
+def test_garbage_is_refused(start, garbage):
+  with pytest.raises(_messages.MessageError):
+    _messages.decode_message(start + garbage)
+
+
+@pytest.mark.parametrize(
+  ('position', 'value', 'reason'),
+  [
+    pytest.param(4, b'\x02\x00', 'version', id='newer'),
+    pytest.param(6, b'\x00', 'garbage', id='no such verb'),
+    pytest.param(20, b'\xff\xff\xff\xff', 'oversized', id='endless text'),
+    pytest.param(80, b'\xff', 'garbage', id='no UTF-8'),
+  ],
+)
+def test_wrong_but_with_a_right_checksum(position, value, reason):
+  message = _messages.Message(_messages.Verb.REPORT, text='all is well')
+  data = bytearray(_messages.encode_message(message))
+  _messages.decode_message(_reseal(data))
+  data[position : position + len(value)] = value
+  with pytest.raises(_messages.MessageError) as caught:
+    _messages.decode_message(_reseal(data))
+  assert caught.value.reason == reason
+
+
+def test_longest_text():
+  message = _messages.Message(
+    _messages.Verb.REPORT, text='ä' * (_messages.MAX_TEXT // 2)
+  )
+  data = _messages.encode_message(message)
+  assert len(data) == _messages.HEAD_SIZE + _messages.MAX_TEXT
+  assert _messages.decode_message(data)[0].text == message.text
+  message.text += 'a'
+  with pytest.raises(_messages.MessageError, match=r'65536.*65537') as caught:
+    _messages.encode_message(message)
+  assert caught.value.reason == 'oversized'
+
+
+@hypothesis.given(
+  payload=st.binary(min_size=1, max_size=50), bit=st.integers(0, 10**6)
+)
+@settings
+def test_checksum_of_the_payload(payload, bit):
+  array = np.frombuffer(payload, np.uint8).copy()
+  message = _messages.Message(_messages.Verb.EXCHANGE, flags=1, payload=array)
+  data = _messages.encode_message(message, with_checksum=True)
+  decoded, _ = _messages.decode_message(data)
+  assert decoded.flags == 1 | _messages.Flag.HAS_CHECKSUM
+  _messages.check_payload(data, array)
+  bit %= 8 * array.nbytes
+  array[bit // 8] ^= 1 << bit % 8
+  with pytest.raises(_messages.MessageError) as caught:
+    _messages.check_payload(data, array)
+  assert caught.value.reason == 'damaged'
+  # Without one, any payload will do.
+  _messages.check_payload(_messages.encode_message(message), array)
+
+
+def test_without_a_payload_there_is_no_checksum():
+  message = _messages.Message(_messages.Verb.FETCH)
+  data = _messages.encode_message(message, with_checksum=True)
+  assert data == _messages.encode_message(message)

@@ -1,0 +1,731 @@
+"""The server's rules, one by one, with clients that say anything."""
+
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from jasgd import protocols
+from jasgd import runtime
+from jasgd import traces
+from jasgd import workdir
+from tests.runtime import cases
+from tests.runtime import scripted
+
+Fate, Flag, Verb = protocols.Fate, scripted.Flag, scripted.Verb
+Message = scripted.Message
+
+
+@pytest.fixture
+def open_bench():
+  """Makes a bench, which is closed in the end."""
+  benches = []
+
+  def open_bench(*args, **options):
+    benches.append(scripted.Bench(*args, **options))
+    return benches[-1]
+
+  yield open_bench
+  for bench in benches:
+    bench.close()
+
+
+def join(bench, count):
+  """Clients that were given the first weights."""
+  clients = [bench.join() for _ in range(count)]
+  for client in clients:
+    client.hear()
+  return clients
+
+
+def get_counts(bench):
+  return bench.server.describe()['counts']
+
+
+def list_kinds(bench, kind):
+  return [
+    record['learner']
+    for record in bench.server.get_trace().records
+    if record['kind'] == kind
+  ]
+
+
+# --- The start.
+
+
+def test_learners_wait_for_each_other(open_bench):
+  bench = open_bench(num_learners=3)
+  first = bench.join()
+  second = bench.join()
+  assert first.last is None
+  third = bench.join()
+  for number, client in enumerate((first, second, third)):
+    client.hear()
+    assert client.last.verb == Verb.SNAPSHOT
+    assert (client.last.learner, client.last.step) == (number, 0)
+    assert json.loads(client.last.text)['learner'] == number
+
+
+def test_the_start_has_a_deadline(open_bench):
+  deadlines = runtime.Deadlines(start=50.0)
+  bench = open_bench(num_learners=3, deadlines=deadlines)
+  clients = join(bench, 2)
+  bench.tick(49.0)
+  assert [client.hear() for client in clients] == [[], []]
+  assert clients[0].waits[-1] == (
+    'Learners 0, 1 wait for 1 more of 3 learners to come'
+  )
+  bench.tick(2.0)
+  for client in clients:
+    assert [answer.verb for answer in client.hear()] == [Verb.SNAPSHOT]
+  # Who is late joins a run that has begun.
+  assert bench.join().last.verb == Verb.SNAPSHOT
+
+
+# --- Refusals.
+
+
+def refuse_stranger(bench):
+  client = bench.connect()
+  return client, Message(Verb.EXCHANGE)
+
+
+def refuse_learner(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(learner=7)
+
+
+def refuse_held(bench):
+  client = bench.join()
+  client.learner, client.weights = 0, None
+  return client, Message(Verb.FETCH, learner=0)
+
+
+def refuse_step(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(step=1)
+
+
+def refuse_clock(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(incarnation=3)
+
+
+def refuse_future(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(clock=5)
+
+
+def refuse_size(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(payload=None)
+
+
+def refuse_other_size(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(payload=np.zeros(64, np.uint8))
+
+
+def refuse_loss(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(loss=math.nan)
+
+
+def refuse_seconds(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(seconds=-1.0)
+
+
+def refuse_notice(bench):
+  (client,) = join(bench, 1)
+  return client, Message(Verb.NOTICE, learner=0, clock=-4)
+
+
+def refuse_fetch(bench):
+  (client,) = join(bench, 1)
+  return client, Message(Verb.FETCH, learner=0, step=2)
+
+
+def make_hello(bench, **said):
+  said = {'fingerprint': bench.server.fingerprint, **said}
+  return Message(Verb.HELLO, step=-1, text=json.dumps(said))
+
+
+def refuse_fingerprint(bench):
+  return bench.connect(), make_hello(bench, fingerprint='other')
+
+
+def refuse_hello(text):
+  def refuse(bench):
+    return bench.connect(), Message(Verb.HELLO, step=-1, text=text)
+
+  return refuse
+
+
+def refuse_said(**said):
+  return lambda bench: (bench.connect(), make_hello(bench, **said))
+
+
+def refuse_held_step(bench):
+  message = make_hello(bench)
+  message.step = 1 << 40
+  return bench.connect(), message
+
+
+def refuse_taken(bench):
+  join(bench, 1)
+  message = make_hello(bench, instance='another')
+  message.learner = 0
+  return bench.connect(), message
+
+
+def refuse_twice(bench):
+  (client,) = join(bench, 1)
+  return client, make_hello(bench)
+
+
+def refuse_verb(bench):
+  return bench.connect(), Message(Verb.SNAPSHOT)
+
+
+def refuse_report(text, clock=0):
+  def refuse(bench):
+    return bench.connect(), Message(Verb.REPORT, clock=clock, text=text)
+
+  return refuse
+
+
+# What is wrong -> the reason, the protocol, how many learners, and who says it.
+REFUSALS = {
+  'stranger': ('stranger', refuse_stranger),
+  'learner': ('learner', refuse_learner),
+  'held': ('held', refuse_held),
+  'step': ('step', refuse_step),
+  'incarnation': ('clock', refuse_clock),
+  'future': ('future', refuse_future),
+  'no payload': ('size', refuse_size),
+  'another payload': ('size', refuse_other_size),
+  'loss': ('number', refuse_loss),
+  'seconds': ('number', refuse_seconds),
+  'notice': ('clock', refuse_notice),
+  'fetch': ('step', refuse_fetch),
+  'fingerprint': ('fingerprint', refuse_fingerprint),
+  'no JSON': ('hello', refuse_hello('{')),
+  'a list': ('hello', refuse_hello('[1]')),
+  'deep JSON': ('hello', refuse_hello('[' * 60_000)),
+  'instance': ('hello', refuse_said(instance='\ud800')),
+  'many devices': ('hello', refuse_said(num_devices=3)),
+  'no devices': ('hello', refuse_said(num_devices=True)),
+  'a step too far': ('hello', refuse_held_step),
+  'taken': ('taken', refuse_taken),
+  'twice': ('twice', refuse_twice),
+  'verb': ('verb', refuse_verb),
+  'report, no JSON': ('report', refuse_report('x')),
+  'report, no object': ('report', refuse_report('[1]')),
+  'report, no number': ('report', refuse_report('{"a": NaN}')),
+  'report, too large': ('report', refuse_report('{"a": 1%s}' % ('0' * 400))),
+  'report, clock': ('report', refuse_report('{"clock": 1}')),
+  'report, deep': ('report', refuse_report('[' * 60_000)),
+  'report, name': ('report', refuse_report('{"\\ud800": 1}')),
+  'report, future': ('clock', refuse_report('{"a": 1}', clock=9)),
+}
+
+
+@pytest.mark.parametrize('name', REFUSALS)
+def test_refusals(open_bench, name):
+  reason, refuse = REFUSALS[name]
+  protocol = None
+  if name == 'fetch':
+    protocol = protocols.downpour(2, 3)
+  num_learners = 2 if name == 'held' else 1
+  bench = open_bench(protocol, num_learners=num_learners, num_updates=3)
+  client, message = refuse(bench)
+  accepted = get_counts(bench).get('accepted', 0)
+  (answer,) = client.send(message)
+  assert answer.verb == Verb.REFUSED
+  assert len(answer.text) > 10
+  assert get_counts(bench) == {
+    reason: 1,
+    **({'accepted': accepted} if accepted else {}),
+  }
+  bench.check_leases()
+  # The run is as it was.
+  if protocol is None:
+    clients = [client] if client.weights is not None else join(bench, 1)
+    for _ in range(3):
+      clients[0].push()
+    trace = bench.server.get_trace()
+    assert trace.end_clock == 3
+    cases.check_replay(bench.server, trace, bench.task)
+
+
+def test_what_a_wire_refuses_is_counted(open_bench):
+  from jasgd.runtime import _messages
+  from jasgd.runtime import _wire
+
+  bench = open_bench()
+  client = bench.connect()
+  error = _messages.MessageError('garbage', 'It is no message.')
+  bench.server.inbox.put(_wire.Event(client.channel, error=error))
+  bench.step()
+  assert get_counts(bench) == {'garbage': 1}
+
+
+# --- Gradients.
+
+
+def test_a_repeated_step_gets_the_first_answer(open_bench):
+  bench = open_bench(num_learners=2)
+  first, second = join(bench, 2)
+  message = first.make_push()
+  (answer,) = first.send(message)
+  second.push()
+  assert bench.server.clock == 2
+  (again,) = first.send(message)
+  assert (again.verb, again.fate, again.step) == (Verb.SNAPSHOT, 0, 1)
+  assert (again.clock, again.incarnation) == (answer.clock, 0) == (1, 0)
+  np.testing.assert_array_equal(again.payload, answer.payload)
+  assert bench.server.clock == 2
+  # What it computes on the first answer is welcome, even after the second.
+  first.weights = answer
+  (answer,) = first.push()
+  assert answer.clock == bench.server.clock == 3
+  bench.check_leases()
+
+
+def test_a_repeated_notice_gets_the_first_answer(open_bench):
+  bench = open_bench(num_learners=1)
+  (client,) = join(bench, 1)
+  message = Message(Verb.NOTICE, learner=0, step=0, loss=math.nan)
+  answers = client.send(message) + client.send(message)
+  assert [answer.step for answer in answers] == [1, 1]
+  assert bench.server.describe()['fates'] == {'not_finite': 1}
+
+
+def test_a_gradient_after_the_end(open_bench):
+  bench = open_bench(num_learners=2, num_updates=1)
+  first, second = join(bench, 2)
+  (answer,) = first.push()
+  assert answer.verb == Verb.SNAPSHOT
+  assert bench.server.end_reason == 'All 1 updates were made.'
+  assert not bench.server.is_over
+  for client in (first, second):
+    (answer,) = client.push()
+    assert (answer.verb, answer.text) == (Verb.END, bench.server.end_reason)
+  assert bench.server.is_over
+  trace = bench.server.get_trace()
+  assert trace.fate.tolist() == [Fate.APPLIED, Fate.AFTER_END, Fate.AFTER_END]
+  assert bench.join().last.verb == Verb.END  # Who comes now is told.
+
+
+def test_the_end_does_not_wait_for_ever(open_bench):
+  deadlines = runtime.Deadlines(end=7.0)
+  bench = open_bench(num_learners=2, num_updates=1, deadlines=deadlines)
+  first, _ = join(bench, 2)
+  first.push()
+  bench.tick(6.0)
+  assert not bench.server.is_over
+  bench.tick(2.0)
+  assert bench.server.is_over
+
+
+def test_a_budget_of_epochs(open_bench):
+  bench = open_bench(num_learners=1, num_updates=None, num_epochs=0.01)
+  (client,) = join(bench, 1)
+  while bench.server.end_reason is None:
+    client.push()
+  assert bench.server.clock == 3  # Of 4 samples each: 10 of 1000 are reached.
+  assert 'epochs' in bench.server.end_reason
+
+
+# --- Those who are late.
+
+
+@pytest.mark.parametrize(
+  'protocol', [protocols.hardsync, lambda: protocols.ssp(0)]
+)
+def test_a_late_learner_is_lost_and_comes_back(open_bench, protocol):
+  deadlines = runtime.Deadlines(step=30.0, silence=20.0)
+  bench = open_bench(protocol(), num_learners=2, deadlines=deadlines)
+  first, late = join(bench, 2)
+  for _ in range(2):  # By then nobody is compiling any more.
+    first.push()
+    late.push()
+    first.hear()
+  clock = bench.server.clock
+  first.push()
+  held = late.make_push()
+  assert first.last.fate == Fate.APPLIED
+  for _ in range(5):
+    bench.tick(5.5)
+  assert first.hear() == []
+  # Several times within the silence that a client bears.
+  assert 3 <= len(first.waits) <= 5
+  assert 'Learners 0 wait for 1 (computing for' in first.waits[-1]
+  assert bench.server.describe()['waits'] in first.waits[-1]
+  bench.tick(5.0)
+  (answer,) = first.hear()
+  assert answer.verb == Verb.SNAPSHOT
+  assert answer.clock == bench.server.clock == clock + 1
+  assert late.hear() == [None]  # Its channel is closed.
+  late.reconnect()
+  (answer,) = late.hello(held)
+  assert (answer.verb, answer.learner) == (Verb.SNAPSHOT, 1)
+  assert bench.server.describe()['fates']['dropped_gone'] == 1
+  first.push()
+  late.push()
+  trace = bench.server.get_trace()
+  cases.check_replay(bench.server, trace, bench.task)
+  bench.check_leases()
+
+
+def test_deadlines_follow_observed_times(open_bench):
+  bench = open_bench(protocols.hardsync(), num_learners=2)
+  first, second = join(bench, 2)
+  watch = bench.server._watch
+  first_step = bench.settings.deadlines.first_step
+  assert watch.get_step_deadline() == first_step
+  for seconds in (40.0, 2.0, 1.0):  # The first one is compiled.
+    bench.tick(seconds)
+    first.push()
+    second.push()
+    first.hear()
+  assert watch.get_step_deadline() == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_silent_learner_harms_nobody_who_need_not_wait(open_bench):
+  bench = open_bench(protocols.softsync(1), num_learners=2)
+  first, _ = join(bench, 2)
+  for _ in range(6):
+    bench.tick(1000.0)
+    assert first.push()[0].verb == Verb.SNAPSHOT
+  assert bench.server.clock == 3
+  assert bench.server.describe()['num_alive'] == 2
+
+
+def test_somebody_else_takes_a_place(open_bench):
+  bench = open_bench(num_learners=2)
+  first, second = join(bench, 2)
+  second.hang_up()
+  assert list_kinds(bench, traces.Kind.LEAVE) == [1]
+  third = bench.join()
+  assert third.last.learner == 1
+  assert third.last.verb == Verb.SNAPSHOT
+  # Who wakes up finds its place taken, and may come as a new one.
+  second.reconnect()
+  assert second.hello(learner=1)[0].verb == Verb.REFUSED
+  assert second.hello(learner=-1)[0].learner == 2
+  first.push()
+  assert bench.server.describe()['num_alive'] == 3
+
+
+def test_a_learner_comes_back_before_its_channel_is_missed(open_bench):
+  bench = open_bench(num_learners=2)
+  first, second = join(bench, 2)
+  again = bench.connect()
+  again.instance = second.instance
+  (answer,) = again.hello(learner=1)
+  assert (answer.learner, answer.verb) == (1, Verb.SNAPSHOT)
+  assert second.hear() == [None]
+  again.push()
+  first.push()
+  assert bench.server.clock == 2
+  bench.check_leases()
+
+
+@pytest.mark.parametrize('is_polite', [False, True])
+def test_a_lost_learner_may_fail_the_run(open_bench, is_polite):
+  bench = open_bench(num_learners=2, on_learner_lost='fail')
+  first, second = join(bench, 2)
+  if is_polite:
+    second.say(Verb.LEAVE)
+    answer, end = second.hear()
+    assert (answer.verb, end) == (Verb.ANSWER, None)
+  else:
+    second.hang_up()
+  status = bench.server.describe()
+  assert status['is_failed'] != is_polite
+  if not is_polite:
+    assert 'Learner 1 was lost' in status['end_reason']
+    assert first.push()[0].verb == Verb.END
+
+
+# --- Numbers that are none.
+
+
+def test_divergence_ends_the_run(open_bench, caplog):
+  caplog.set_level(logging.WARNING)
+  bench = open_bench(num_learners=2)
+  first, second = join(bench, 2)
+  first.push()
+  second.push()
+  for step in range(1, 5):
+    assert bench.server.end_reason is None
+    answer = second.ask(
+      Verb.NOTICE,
+      learner=1,
+      step=step,
+      clock=second.last.clock,
+      loss=math.inf,
+    )
+  assert answer.verb == Verb.END
+  status = bench.server.describe()
+  assert status['is_diverged']
+  assert status['learners']['1']['num_not_finite'] == 4
+  for word in ('learner 1', 'staleness was 0.5', 'rate', 'rule of thumb'):
+    assert word in status['end_reason']
+  assert 'Learner 1: the gradient of step 1' in caplog.text
+  fates = bench.server.get_trace().fate.tolist()
+  assert fates.count(Fate.NOT_FINITE) == 4
+
+
+def test_a_good_gradient_between_is_patience(open_bench):
+  bench = open_bench(num_learners=1)
+  (client,) = join(bench, 1)
+  for _ in range(8):
+    step, clock = client.last.step, client.last.clock
+    client.ask(Verb.NOTICE, learner=0, step=step, clock=clock, loss=math.nan)
+    client.push()
+  assert bench.server.end_reason is None
+  assert bench.server.clock == 8
+  json.dumps(bench.server.describe(), allow_nan=False)
+
+
+def test_a_spoilt_copy_begins_anew(open_bench):
+  task = cases.make_task()
+  bench = open_bench(protocols.downpour(2, 3), task, num_learners=1)
+  (client,) = join(bench, 1)
+  answer = client.ask(Verb.NOTICE, learner=0, step=0, loss=math.nan)
+  assert (answer.verb, answer.step) == (Verb.SNAPSHOT, 1)
+  kinds = bench.server.get_trace().records['kind'].tolist()
+  names = [traces.Kind(kind).name for kind in kinds]
+  assert ' '.join(names) == 'JOIN FETCH GRADIENT LEAVE JOIN FETCH'
+
+
+# --- Files.
+
+
+def test_stop_and_go_on(open_bench, tmp_path):
+  bench = open_bench(
+    protocols.softsync(1), workdir=workdir.Workdir(tmp_path), num_learners=2,
+    num_updates=4,
+  )  # fmt: skip
+  first, second = join(bench, 2)
+  first.push()
+  second.push()
+  first.push()  # Half of an update.
+  boss = bench.connect()
+  assert boss.ask(Verb.STOP, text='Enough.').verb == Verb.ANSWER
+  for client in (first, second):
+    client.hear()
+    assert client.push()[0].verb == Verb.END
+  # The last one left, and took the update with it that it was waited for.
+  core = bench.get_core()
+  assert bench.server.clock == core.protocol.clock == 2
+  assert bench.server.is_over
+  bench.server.finish()
+  bench.crash()
+  bench.open(protocols.softsync(1))
+  assert (bench.server.clock, bench.server.end_reason) == (2, None)
+  first, second = join(bench, 2)
+  while bench.server.end_reason is None:
+    first.push()
+    second.push()
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_a_run_that_is_over_stays_so(open_bench, tmp_path):
+  bench = open_bench(
+    workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=2
+  )
+  (client,) = join(bench, 1)
+  for _ in range(3):
+    client.push()
+  bench.server.finish()
+  bench.crash()
+  bench.open(protocols.asynchronous())
+  assert bench.server.end_reason == 'All 2 updates were made.'
+  assert not bench.server.is_over  # The learner may not have heard of it.
+  client.reconnect()
+  (answer,) = client.hello()
+  assert answer.verb == Verb.END
+  assert bench.server.is_over
+  assert bench.join().last.verb == Verb.END
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_those_who_waited_may_come_back_late(open_bench, tmp_path):
+  """The one whom they waited for is the first to come back."""
+  bench = open_bench(
+    protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=3,
+    num_updates=4, checkpoint_seconds=1.0,
+  )  # fmt: skip
+  clients = join(bench, 3)
+  for client in clients:
+    client.push()
+  for client in clients:
+    client.hear()
+  held = [client.make_push() for client in clients]
+  clients[0].send(held[0])
+  clients[1].send(held[1])
+  bench.tick(2.0)  # A checkpoint: 0 and 1 wait for 2.
+  bench.crash()
+  bench.open(protocols.hardsync())
+  for number in (2, 0, 1):
+    client = clients[number]
+    client.reconnect()
+    (answer,) = client.hello(held[number])
+    if number == 2:
+      assert answer.flags == Flag.RESEND
+      (answer,) = client.send(held[2])
+    assert (answer.verb, answer.clock, answer.step) == (Verb.SNAPSHOT, 2, 2)
+  assert bench.server.describe()['fates'] == {'applied': 6}
+  for client in clients:
+    client.push()
+  assert bench.server.clock == 3
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+  bench.check_leases()
+
+
+def test_new_learners_after_a_restart(open_bench, tmp_path):
+  """Nobody waits for those who died with the server, if others came."""
+  bench = open_bench(
+    protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,
+    checkpoint_seconds=1.0,
+  )  # fmt: skip
+  clients = join(bench, 2)
+  for client in clients:
+    client.push()
+  bench.tick(2.0)
+  bench.crash()
+  bench.open(protocols.hardsync())
+  clients = join(bench, 2)
+  assert [client.learner for client in clients] == [2, 3]
+  for client in clients:
+    client.push()
+  assert bench.server.clock == 2
+  assert list_kinds(bench, traces.Kind.LEAVE) == [0, 1]
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_those_who_do_not_come_back_are_lost(open_bench, tmp_path):
+  deadlines = runtime.Deadlines(rejoin=30.0)
+  bench = open_bench(
+    protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,
+    checkpoint_seconds=1.0, deadlines=deadlines,
+  )  # fmt: skip
+  clients = join(bench, 2)
+  for client in clients:
+    client.push()
+  bench.tick(2.0)
+  bench.crash()
+  bench.open(protocols.hardsync())
+  client = bench.join()
+  client.push()
+  bench.tick(29.0)
+  client.hear()
+  assert bench.server.clock == 1
+  assert 'absent' in client.waits[-1]
+  bench.tick(2.0)
+  assert bench.server.clock == 2
+
+
+def test_metrics_and_evaluation(open_bench, tmp_path):
+  bench = open_bench(
+    workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=5,
+    eval_every=2,
+  )  # fmt: skip
+  (client,) = join(bench, 1)
+  kept = {}
+  for _ in range(3):
+    client.push()
+    kept[client.last.clock] = np.array(client.last.payload)
+  status = json.loads(bench.connect().ask(Verb.STATUS).text)
+  assert status['evaluation_clock'] == 2
+  observer = bench.connect()
+  weights = observer.ask(Verb.PULL, flags=Flag.AT_CLOCK)
+  assert weights.clock == 2
+  np.testing.assert_array_equal(weights.payload, kept[2])
+  assert observer.ask(Verb.PULL).clock == 3
+  text = json.dumps({'test/accuracy': 0.5})
+  assert observer.ask(Verb.REPORT, clock=2, text=text).verb == Verb.ANSWER
+  for _ in range(3):
+    client.push()
+  assert not bench.server.is_over  # Somebody still looks.
+  observer.ask(Verb.LEAVE)
+  rows = workdir.read_metrics(tmp_path)
+  assert rows['clock'].tolist() == [2, 4, 5]
+  np.testing.assert_array_equal(
+    rows['test/accuracy'], [0.5, math.nan, math.nan]
+  )
+  assert rows['server/staleness_mean'].tolist() == [0, 0, 0]
+  bench.check_leases()
+
+
+def test_metrics_go_on_after_a_restart(open_bench, tmp_path):
+  bench = open_bench(
+    workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=8,
+    eval_every=4, checkpoint_seconds=1.0,
+  )  # fmt: skip
+  (client,) = join(bench, 1)
+  for _ in range(4):
+    client.push()
+  bench.tick(2.0)
+  metrics = bench.server.describe()['metrics']
+  bench.crash()
+  bench.open(protocols.asynchronous())
+  status = bench.server.describe()
+  assert status['metrics'] == metrics
+  assert status['evaluation_clock'] == 4
+  assert status['fates'] == {'applied': 4}
+  assert workdir.read_metrics(tmp_path)['clock'].tolist() == [4]
+  pulled = bench.connect().ask(Verb.PULL, flags=Flag.AT_CLOCK)
+  assert (pulled.incarnation, pulled.clock) == (0, 4)
+
+
+# --- Memory.
+
+
+@pytest.mark.parametrize('is_overlapped', [False, True])
+def test_buffers_are_kept(open_bench, is_overlapped):
+  bench = open_bench(num_learners=3, num_updates=300, overlap=is_overlapped)
+  clients = join(bench, 3)
+  for round_number in range(100):
+    for client in clients:
+      flags = Flag.NONE
+      message = client.make_push()
+      if is_overlapped:
+        client.ask(Verb.FETCH, learner=client.learner)
+        message.flags = flags = Flag.KEEPS_WEIGHTS
+      fetched = client.weights
+      (answer,) = client.send(message)
+      if flags:
+        assert answer.verb == Verb.ANSWER
+        client.weights = fetched
+        client.weights.step = answer.step
+    if round_number % 10 == 0:
+      bench.check_leases()
+  assert bench.server.clock == 300
+  status = json.loads(json.dumps(bench.server.describe(), allow_nan=False))
+  limit = 3 + 3 + (3 if is_overlapped else 0)
+  assert status['num_buffers'] <= limit
+  trace = bench.server.get_trace()
+  staleness = trace.staleness[trace.fate == Fate.APPLIED]
+  # The last of three is two updates late; one more if it fetched before.
+  assert staleness[10:].mean() == (3 if is_overlapped else 2)
+  cases.check_replay(bench.server, trace, bench.task)
+
+
+def test_all_messages_are_counted(open_bench):
+  bench = open_bench(num_learners=1)
+  (client,) = join(bench, 1)
+  client.push()
+  client.say(Verb.STATUS)
+  client.say(Verb.PULL)
+  client.say(Verb.WAIT)
+  client.send(Message(Verb.EXCHANGE, learner=0, step=9))
+  client.say(Verb.LEAVE)
+  counts = get_counts(bench)
+  assert counts == {'accepted': 5, 'verb': 1, 'size': 1}

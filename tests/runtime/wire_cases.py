@@ -1,0 +1,47 @@
+"""Every wire, for the tests that all of them must pass.
+
+A case is a function of an inbox and a payload size in bytes. It makes a
+listener, and a function `connect` that gives a new connection to it each time;
+`connect(payload_size=n)` is a client with an idea of its own of the size.
+"""
+
+from collections.abc import Callable
+import importlib
+import importlib.util
+from typing import Any
+
+from jasgd.runtime import _memory_client
+from jasgd.runtime import _memory_wire
+from jasgd.runtime import _queue_wire
+
+DEADLINE = 10.0  # Seconds: never reached, unless something is broken.
+
+
+def _make_queue(inbox, payload_size):
+  listener = _queue_wire.QueueListener(inbox, payload_size)
+  return listener, listener.connect
+
+
+def _make_memory(inbox, payload_size):
+  listener = _memory_wire.MemoryListener(inbox, payload_size)
+
+  def connect(payload_size=payload_size):
+    return _memory_client.connect_memory(
+      listener.address, payload_size, deadline=DEADLINE
+    )
+
+  return listener, connect
+
+
+EVERY: dict[str, Callable[..., tuple[Any, Any]]] = {
+  'queue': _make_queue,
+  'memory': _make_memory,
+}
+# Of wires that reach other processes, what connects there, as module:function;
+# called with an address, a payload size and a deadline.
+REMOTE = {'memory': 'jasgd.runtime._memory_client:connect_memory'}
+
+if importlib.util.find_spec('tests.runtime.flight_case') is not None:
+  _flight_case = importlib.import_module('tests.runtime.flight_case')
+  EVERY['flight'] = _flight_case.make_flight
+  REMOTE['flight'] = 'jasgd.runtime._flight_client:connect_flight'

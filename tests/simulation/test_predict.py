@@ -1,0 +1,334 @@
+"""Predictions of runs from their times: against runs whose times are known."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jasgd import protocols
+from jasgd import simulation
+from jasgd import traces
+from tests.simulation import cases
+
+NUM_LEARNERS = 4
+SPEEDS = (1.0, 1.0, 1.0, 1 / 3)
+
+
+def _simulate(protocol, num_gradients=2000, **arguments):
+  """A run whose header is that of a real one: it names its protocol."""
+  trace = simulation.simulate(
+    protocol,
+    num_learners=NUM_LEARNERS,
+    num_gradients=num_gradients,
+    **{
+      'compute': simulation.with_speeds(simulation.gamma(1.0, 20.0), SPEEDS),
+      **arguments,
+    },
+  )
+  header = {**trace.header, 'protocol': repr(protocol)}
+  return dataclasses.replace(trace, header=header)
+
+
+def _edit(trace, change, **header):
+  """The same trace, with other records."""
+  records = change(np.array(trace.records))
+  return traces.Trace(records, {**trace.header, **header})
+
+
+@pytest.mark.parametrize('overlap', [False, True])
+@cases.every_protocol
+def test_a_run_is_predicted_from_its_times(protocol_name, overlap):
+  """Same distributions of times: the same staleness and shares, but order."""
+  protocol = cases.PROTOCOLS[protocol_name]()
+  if overlap and protocol.needs_current_clock:
+    pytest.skip('Such a protocol refuses to overlap.')
+  network = simulation.Network(latency=0.02, server_time=0.01)
+  trace = _simulate(protocol, overlap=overlap, network=network)
+  predicted = simulation.predict(trace, seed=1)
+  assert predicted.num_gradients == trace.num_gradients
+  others = [simulation.predict(trace, seed) for seed in range(2, 8)]
+  comparison = simulation.compare(trace, predicted, *others)
+  assert comparison.total_variation < 0.06
+  shares = comparison.measured_share, comparison.predicted_share
+  np.testing.assert_allclose(*shares, atol=0.015)
+  # A slow one's gradients may all be dropped, or all but a few.
+  has_many = comparison.measured_share > 0.05
+  assert has_many.sum() >= 3
+  differences = comparison.staleness_difference[has_many]
+  np.testing.assert_allclose(differences, 0, atol=0.08)
+  assert predicted.header['overlap'] == overlap
+
+
+def test_a_wrong_protocol_or_overlap_is_seen():
+  """The comparison can fail: it is not all in the times."""
+  trace = _simulate(protocols.asynchronous())
+  for header in ({'protocol': 'softsync(n=2)'}, {'overlap': True}):
+    other = dataclasses.replace(trace, header={**trace.header, **header})
+    comparison = simulation.compare(trace, simulation.predict(other))
+    assert comparison.total_variation > 0.3
+    assert np.abs(comparison.staleness_difference).max() > 0.2
+
+
+def test_equal_times_give_the_same_run():
+  """Without any chance, the prediction is the run."""
+  trace = _simulate(
+    protocols.asynchronous(), 100, compute=simulation.constant(0.5)
+  )
+  predicted = simulation.predict(trace)
+  for name in ('learner', 'step', 'read_clock', 'apply_clock', 'arrive_time'):
+    np.testing.assert_array_equal(
+      getattr(predicted, name), getattr(trace, name), name
+    )
+
+
+def test_seeds_differ_and_repeat():
+  trace = _simulate(protocols.asynchronous(), 200)
+  first, again, other = (simulation.predict(trace, seed) for seed in (1, 1, 2))
+  assert first == again
+  assert not np.array_equal(first.learner, other.learner)
+
+
+def test_first_gradients_take_what_they_took_and_are_drawn_no_more():
+  """As if learner l had compiled for 50 + l seconds."""
+  firsts = [50.0, 51.0, 52.0, 53.0]
+  compute = simulation.resampled([[1.0, 1.1]] * NUM_LEARNERS, [firsts])
+  trace = _simulate(protocols.asynchronous(), 300, compute=compute)
+  predicted = simulation.predict(trace)
+  is_first = predicted.step == 0
+  order = np.argsort(predicted.learner[is_first])
+  np.testing.assert_allclose(predicted.compute_time[is_first][order], firsts)
+  assert predicted.compute_time[~is_first].max() < 1.2
+
+
+def test_lives_begin_anew_with_each_join_and_incarnation():
+  """Long first gradients of later lives are left out of the times too."""
+  trace = _simulate(
+    protocols.asynchronous(), 400, compute=simulation.constant(1.0)
+  )
+
+  def change(records):
+    chosen = np.flatnonzero(records['learner'] == 2)
+    records['start_time'][chosen[20]] -= 30.0
+    records['incarnation'][chosen[20] :] = 1
+    records['start_time'][chosen[40]] -= 70.0
+    join = records[chosen[40] : chosen[40] + 1].copy()
+    join['kind'] = traces.Kind.JOIN
+    return np.insert(records, chosen[40], join)
+
+  predicted = simulation.predict(_edit(trace, change))
+  assert predicted.compute_time.max() == pytest.approx(1.0)
+
+
+def test_what_is_void_is_not_used():
+  trace = _simulate(protocols.asynchronous(), 200)
+
+  def change(records):
+    void = records[-40:].copy()
+    void['start_time'] -= 1e3
+    restart = traces.make_records(
+      kind=traces.Kind.RESTART, step=len(records) - 1, arrive_time=1e3
+    )
+    return np.concatenate([records, void, restart])
+
+  assert simulation.predict(_edit(trace, change)) == simulation.predict(trace)
+
+
+def test_who_comes_late_or_goes_does_so():
+  """Learner 3 is there from 100 s on, learner 0 leaves at 50 s for 70 s."""
+  failures = [(0.0, 3, 100.0), (50.0, 0, 120.0)]
+  trace = _simulate(protocols.softsync(2), 1000, failures=failures)
+  predicted = simulation.predict(trace)
+  events = {
+    int(learner): predicted.events[predicted.events['learner'] == learner]
+    for learner in (0, 3)
+  }
+  for learner, start, end in ((3, 0.0, 100.0), (0, 50.0, 120.0)):
+    leave, join = events[learner]
+    assert leave['kind'] == traces.Kind.LEAVE
+    assert leave['arrive_time'] == pytest.approx(start, abs=1e-6)
+    assert join['kind'] == traces.Kind.JOIN
+    assert join['arrive_time'] == pytest.approx(end, abs=3.0)
+  comparison = simulation.compare(trace, predicted)
+  np.testing.assert_allclose(comparison.share_difference, 0, atol=0.06)
+  assert comparison.total_variation < 0.06
+
+
+def test_the_end_of_a_real_run_is_no_loss():
+  """All join at first, and leave when they are told that it is over."""
+  trace = _simulate(protocols.hardsync(), 100)
+  learners = np.arange(NUM_LEARNERS)
+  end = float(trace.arrive_time.max())
+
+  def change(records):
+    joins = traces.make_records(
+      kind=traces.Kind.JOIN, learner=learners, arrive_time=-1.0
+    )
+    over = traces.make_records(kind=traces.Kind.END, read_clock=25)
+    late = records[-NUM_LEARNERS:].copy()
+    late['fate'] = traces.Fate.AFTER_END
+    late['apply_clock'] = -1
+    leaves = traces.make_records(
+      kind=traces.Kind.LEAVE, learner=learners, arrive_time=end + 1
+    )
+    return np.concatenate([joins, records, over, late, leaves])
+
+  real = _edit(trace, change, num_present=0)
+  predicted = simulation.predict(real)
+  assert predicted.num_gradients == 100
+  assert not len(predicted.events)
+  assert simulation.compare(real, predicted).total_variation == 0
+
+
+def test_a_learner_without_gradients_is_not_there():
+  trace = _simulate(protocols.asynchronous(), 200)
+  header = {**trace.header, 'num_learners': NUM_LEARNERS + 1}
+  predicted = simulation.predict(dataclasses.replace(trace, header=header))
+  comparison = simulation.compare(trace, predicted)
+  assert comparison.predicted_share[NUM_LEARNERS] == 0
+  assert np.isnan(comparison.predicted_staleness[NUM_LEARNERS])
+
+
+def test_a_constant_delay_is_one_only_of_equal_times():
+  trace = _simulate(protocols.asynchronous(), 400)
+  header = {**trace.header, 'protocol': 'constant_delay(delay=3)'}
+  delayed = simulation.predict(dataclasses.replace(trace, header=header))
+  assert delayed == simulation.predict(trace)
+
+
+@pytest.mark.parametrize(
+  ('header', 'message'),
+  [
+    ({'protocol': 'softsync(2): the server'}, 'A protocol is written like'),
+    ({'protocol': None}, 'parsed from a text, got None'),
+    ({}, 'A protocol is written like'),
+  ],
+)
+def test_a_header_without_a_protocol_is_refused(header, message):
+  trace = _simulate(protocols.asynchronous(), 20)
+  with pytest.raises(ValueError, match=message):
+    simulation.predict(dataclasses.replace(trace, header=header))
+
+
+def test_times_that_are_not_known_are_not_enough():
+  trace = _simulate(protocols.asynchronous(), 20)
+
+  def change(records):
+    for name in ('start_time', 'release_time'):
+      records[name] = np.nan
+    return records
+
+  for bad in (_edit(trace, change), _edit(trace, lambda records: records[:0])):
+    with pytest.raises(ValueError, match='needs gradients whose times are kn'):
+      simulation.predict(bad)
+
+
+def _make_trace(learner, staleness):
+  clock = np.arange(len(learner)) + 10
+  return traces.Trace(
+    traces.make_records(
+      learner=learner,
+      read_clock=clock - staleness,
+      arrive_clock=clock,
+      apply_clock=clock,
+    )
+  )
+
+
+def test_comparison_in_numbers():
+  trace = _make_trace([0, 0, 0, 1], np.array([1, 1, 4, 3]))
+  predicted = _make_trace([0, 0, 1, 1], np.array([1, 3, 3, 3]))
+  comparison = simulation.compare(trace, predicted)
+  for name, expected in {
+    'measured_staleness': [2, 3],
+    'predicted_staleness': [2, 3],
+    'staleness_difference': [0, 0],
+    'measured_share': [0.75, 0.25],
+    'predicted_share': [0.5, 0.5],
+    'share_difference': [0.5, -0.5],
+  }.items():
+    np.testing.assert_allclose(getattr(comparison, name), expected)
+  # 1: 2/4 and 1/4; 3: 1/4 and 3/4; 4: 1/4 and none.
+  expected = (1 / 4 + 2 / 4 + 1 / 4) / 2
+  assert comparison.total_variation == pytest.approx(expected)
+
+
+def test_several_predictions_are_taken_together():
+  trace = _make_trace([0, 1], np.array([1, 2]))
+  first = _make_trace([0, 1], np.array([2, 2]))
+  second = _make_trace([0, 0, 0, 1], np.array([4, 4, 4, 0]))
+  comparison = simulation.compare(trace, first, second)
+  np.testing.assert_allclose(comparison.predicted_staleness, [14 / 4, 1])
+  np.testing.assert_allclose(comparison.predicted_share, [4 / 6, 2 / 6])
+  with pytest.raises(ValueError, match='one or more predictions'):
+    simulation.compare(trace)
+
+
+def test_differences_from_nothing():
+  """Of 0 it is 0 or infinite; of a learner without gradients, not known."""
+  trace = _make_trace([0, 1, 2], np.array([0, 1, 1]))
+  predicted = _make_trace([0, 1], np.array([0, 0]))
+  comparison = simulation.compare(trace, predicted)
+  assert comparison.staleness_difference[:2].tolist() == [0, np.inf]
+  assert np.isnan(comparison.staleness_difference[2])
+  assert comparison.share_difference[2] == np.inf
+
+
+def test_only_applied_gradients_are_compared():
+  trace = _make_trace([0, 0, 1], np.array([1, 9, 1]))
+  records = np.array(trace.records)
+  records['fate'][1] = traces.Fate.DROPPED_STALE
+  comparison = simulation.compare(traces.Trace(records), trace)
+  np.testing.assert_allclose(comparison.measured_staleness, [1, 1])
+  np.testing.assert_allclose(comparison.measured_share, [0.5, 0.5])
+  nothing = traces.Trace(records[:0])
+  assert np.isnan(simulation.compare(nothing, trace).total_variation)
+
+
+def test_resampled_draws_from_each_learners_own_times():
+  lists = [[1.0, 2.0, 4.0], [10.0, 30.0]]
+  table = simulation.resampled(lists).table(0, 0, 3000, 2)
+  for column, own in zip(table.T, lists, strict=True):
+    values, counts = np.unique(column, return_counts=True)
+    assert values.tolist() == own
+    np.testing.assert_allclose(counts / 3000, 1 / len(own), atol=0.04)
+  assert abs(np.corrcoef(table.T)[0, 1]) < 0.06
+
+
+def test_resampled_rows_do_not_depend_on_how_they_are_asked_for():
+  time = simulation.resampled([[1.0, 2.0]] * 3, [[5.0] * 3, [6.0] * 3])
+  whole = time.table(0, 0, 9000, 3)
+  np.testing.assert_array_equal(whole[:2], [[5.0] * 3, [6.0] * 3])
+  assert whole[2:].max() == 2.0
+  for first, number in ((0, 1), (1, 5), (2, 9), (5000, 4000)):
+    part = time.table(0, first, number, 3)
+    np.testing.assert_array_equal(part, whole[first : first + number])
+
+
+def test_resampled_steps_of_a_push_take_the_same():
+  time = simulation.resampled([np.arange(1.0, 100.0)], num_steps=3)
+  table = time.table(0, 0, 3000, 1).reshape(1000, 3)
+  np.testing.assert_array_equal(table, table[:, :1].repeat(3, axis=1))
+  assert len(np.unique(table[:, 0])) > 90
+
+
+@pytest.mark.parametrize(
+  ('times', 'firsts', 'message'),
+  [
+    ([], (), 'a list of durations for each learner'),
+    ([[1.0], []], (), 'none of them empty'),
+    ([1.0], (), 'a list of durations for each learner'),
+    ([[1.0], [0.0]], (), 'finite and above 0'),
+    ([[1.0], [np.nan]], (), 'finite and above 0'),
+    ([[1.0], [1.0]], [[1.0, np.inf]], 'finite and above 0'),
+    ([[1.0], [1.0]], [[1.0]], 'rows of 2 entries'),
+    ([[1.0], [1.0]], [1.0, 1.0], 'rows of 2 entries'),
+  ],
+)
+def test_resampled_refuses(times, firsts, message):
+  with pytest.raises(ValueError, match=message):
+    simulation.resampled(times, firsts)
+
+
+def test_resampled_is_for_as_many_learners():
+  with pytest.raises(ValueError, match='of 2 learners, but there are 3'):
+    simulation.resampled([[1.0], [1.0]]).table(0, 0, 1, 3)
