@@ -100,11 +100,9 @@ def _check_role(mode: str) -> None:
 
 def _run(config: experiment.TrainingConfig, workdir: str) -> dict[str, Any]:
   """Trains, where the config says."""
-  if not config.runtime.is_real:
-    return experiment.train_and_evaluate(config, workdir)
-  is_local = config.runtime.mode == 'local'
-  num_learners = config.protocol.count_learners() if is_local else 0
-  return experiment.run_server(config, workdir, num_learners=num_learners)
+  if config.runtime.mode == 'cluster':
+    return experiment.run_server(config, workdir, num_learners=0)
+  return experiment.train_and_evaluate(config, workdir)
 
 
 def _learn(config: experiment.TrainingConfig) -> None:

@@ -4,6 +4,7 @@ from jasgd.experiment._grid import list_cells
 from jasgd.experiment._grid import parse_grid
 from jasgd.experiment._local import run_learner
 from jasgd.experiment._local import run_server
+from jasgd.experiment._modes import train_and_evaluate
 from jasgd.experiment._optimizers import OptimizerConfig
 from jasgd.experiment._optimizers import ScheduleConfig
 from jasgd.experiment._own import train
@@ -29,7 +30,6 @@ from jasgd.experiment._sweep import sweep
 from jasgd.experiment._sweep import write_csv
 from jasgd.experiment._train import make_replay
 from jasgd.experiment._train import measure_chunk
-from jasgd.experiment._train import train_and_evaluate
 from jasgd.experiment._training import TaskConfig
 from jasgd.experiment._training import TrainingConfig
 from jasgd.experiment._verify import get_environment

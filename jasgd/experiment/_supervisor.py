@@ -205,9 +205,6 @@ class Supervisor:
 
   def _ask_to_stop(self) -> bool:
     try:
-      # Whom it has answered it waits for: it does not end before it has said
-      # how it ended.
-      self._observer.get_status()
       self._observer.stop('It was interrupted.')
     except runtime.WireError:
       return False

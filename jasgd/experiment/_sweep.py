@@ -147,6 +147,11 @@ def _validate(
       config.validate()
     except ValueError as error:
       problems.append(f'{cell}: {error}')
+    if config.runtime.is_real:
+      problems.append(
+        f"{cell}: A sweep is made in virtual time, with runtime.mode='simulate'"
+        f', got {config.runtime.mode!r}.'
+      )
   if problems:
     shown = '\n'.join(problems[:10])
     raise ValueError(f'{len(problems)} cells cannot be:\n{shown}')

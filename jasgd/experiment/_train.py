@@ -18,14 +18,14 @@ from jasgd.experiment import _training
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 
 
-def train_and_evaluate(
+def run_simulated(
   config: _training.TrainingConfig,
   workdir: str | os.PathLike[str],
   *,
   on_metrics: OnMetrics | None = None,
   stream: TextIO | None = None,
 ) -> dict[str, Any]:
-  """Simulates, trains, evaluates, and leaves everything in a folder.
+  """Trains in virtual time, and leaves everything in a folder.
 
   Killed at any time and started again, it goes on from its last checkpoint, and
   the weights, the trace and the metrics are those of an undisturbed run.

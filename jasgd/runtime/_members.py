@@ -23,6 +23,7 @@ class Members:
   def __init__(self, core: _core.Core, fingerprint: str) -> None:
     self._core = core
     self._fingerprint = fingerprint
+    self._num_joins = 0
 
   # --- Coming.
 
@@ -77,7 +78,9 @@ class Members:
       if not is_known:
         book.is_warm, book.longest = False, 0.0
       self._join(book)
-    self._begin_if_all()
+    if core.end_reason is None:
+      self._begin_if_all()
+      self._forget_absent()
 
   def _check_free(self, channel: _wire.Channel, hello: _hello.Hello) -> None:
     """Raises a MessageError if somebody else is there."""
@@ -125,6 +128,7 @@ class Members:
     """A learner comes, or comes again: it starts from the newest weights."""
     core = self._core
     core.journal.note_member(traces.Kind.JOIN, book, core.weights.clock)
+    self._num_joins += 1
     book.state = _State.WAITING
     book.keeps_weights = False
     book.num_gathered = 0
@@ -168,14 +172,17 @@ class Members:
         core.answer(book)
 
   def _begin_if_all(self) -> None:
-    """Lets everybody start once all are there that are expected."""
+    """Lets everybody start once all have come that are expected."""
     core = self._core
-    if core.end_reason is not None:
-      return
+    # One that has come and gone again is not waited for.
+    have_come = self._num_joins >= core.settings.num_learners
+    if have_come and core.count_alive() and not core.has_begun:
+      self.begin()
+
+  def _forget_absent(self) -> None:
+    """Waits no longer for those who were there before a restart."""
+    core = self._core
     if core.count_alive() >= core.settings.num_learners:
-      if not core.has_begun:
-        self.begin()
-      # Others have taken the places of those who were there before a restart.
       for book in core.register.list(_State.ABSENT):
         self.lose(book, 'others have come', is_failure=False)
 
@@ -220,6 +227,8 @@ class Members:
       why,
       core.count_alive(),
     )
+    if core.end_reason is None:
+      self._begin_if_all()
     is_fatal = is_failure and core.settings.on_learner_lost == 'fail'
     if is_fatal and core.end_reason is None:
       core.is_failed = True

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+import time
 
 from jasgd import workdir as workdirs
 from jasgd.runtime import _flight_security
@@ -51,6 +52,8 @@ def serve(
     workdir: Where its files go; a run that is there goes on.
     place: Where to listen.
     stopped: Set, it stops the run: the update is finished, and all is saved.
+      A run that has ended waits for it too, for as long as the deadline `end`
+      says, so that one can look how it ended.
     on_ready: Called when learners can come.
     on_step: Called after each step of the loop.
 
@@ -71,12 +74,13 @@ def serve(
     stack.callback(workdir.server.unlink, missing_ok=True)
     if on_ready is not None:
       on_ready(server)
-    _run(server, stopped, on_step)
+    _run(server, settings, stopped, on_step)
   return server
 
 
 def _run(
   server: servers.Server,
+  settings: _settings.ServerSettings,
   stopped: threading.Event | None,
   on_step: Callable[[servers.Server], None] | None,
 ) -> None:
@@ -87,6 +91,12 @@ def _run(
       on_step(server)
     if stopped is not None and stopped.is_set():
       server.stop('It was stopped.')
+  # Whoever started it, and will stop it, may not have seen how it ended.
+  deadline = time.monotonic() + settings.deadlines.end
+  while stopped is not None and not stopped.is_set():
+    server.step(_TICK)
+    if time.monotonic() > deadline:
+      break
   server.finish()
 
 
@@ -133,7 +143,7 @@ def serve_threads(
     settings: What to do.
     workdir: Where its files go; None: nowhere.
     on_ready: Called with what gives connections, when learners can come.
-    stopped: Set, it stops the run.
+    stopped: As in `serve`.
     on_step: Called after each step of the loop.
 
   Returns:
@@ -145,5 +155,5 @@ def serve_threads(
     listener = _queue_wire.QueueListener(server.inbox, server.layout.size)
     stack.callback(listener.close)
     on_ready(listener)
-    _run(server, stopped, on_step)
+    _run(server, settings, stopped, on_step)
   return server

@@ -204,8 +204,12 @@ class Learner:
           return self._leave()
         # Just in time, as weights grow old from when they are fetched.
         delay = max(0.0, usual - 1.5 * fetch_seconds)
-        fetched = thread.submit(self._fetch_later, delay, step)
-        push, usual = self._compute(weights, step)
+        computed = threading.Event()
+        fetched = thread.submit(self._fetch_later, computed, delay, step)
+        try:
+          push, usual = self._compute(weights, step)
+        finally:
+          computed.set()
         following, fetch_seconds = fetched.result()
         if following.verb == _Verb.END:
           return following.text
@@ -219,10 +223,10 @@ class Learner:
         step = answer.step
 
   def _fetch_later(
-    self, delay: float, step: int
+    self, computed: threading.Event, delay: float, step: int
   ) -> tuple[_messages.Message, float]:
-    """New weights, after a while; and how long that took."""
-    self._stopped.wait(delay)
+    """New weights, after a while at most; and how long that took."""
+    computed.wait(delay)
     begin = time.perf_counter()
     answer = self._request(
       _messages.Message(_Verb.FETCH, learner=self._learner, step=step)

@@ -335,6 +335,8 @@ class Server:
     """Saves what was not saved yet, and closes the files."""
     if self._checkpoints is not None:
       self._checkpoints.finish()
+    if self._core.is_interrupted:  # Behind the checkpoint: void if it goes on.
+      self._core.journal.note_server(traces.Kind.END)
     self._core.recorder.close()
 
   def close(self) -> None:

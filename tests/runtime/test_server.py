@@ -84,6 +84,16 @@ def test_the_start_has_a_deadline(open_bench):
   assert bench.join().last.verb == Verb.SNAPSHOT
 
 
+def test_the_start_does_not_wait_for_one_that_has_gone_again(open_bench):
+  bench = open_bench(num_learners=3)
+  first, second = join(bench, 2)
+  second.hang_up()
+  bench.step()
+  third = bench.join()
+  assert [answer.verb for answer in first.hear()] == [Verb.SNAPSHOT]
+  assert third.last.verb == Verb.SNAPSHOT
+
+
 # --- Refusals.
 
 
@@ -526,9 +536,11 @@ def test_stop_and_go_on(open_bench, tmp_path):
   assert bench.server.clock == core.protocol.clock == 2
   assert bench.server.is_over
   bench.server.finish()
+  assert bench.server.get_trace().end_clock == 2
   bench.crash()
   bench.open(protocols.softsync(1))
   assert (bench.server.clock, bench.server.end_reason) == (2, None)
+  assert bench.server.get_trace().end_clock is None
   first, second = join(bench, 2)
   while bench.server.end_reason is None:
     first.push()
