@@ -7,6 +7,7 @@ connects reads it each time, as a server that was started again has another.
 import hashlib
 import os
 import secrets
+import socket
 import stat
 from typing import Any
 
@@ -120,6 +121,13 @@ def _find_addresses(workdir: workdirs.Workdir, wire: str) -> dict[str, str]:
   if not addresses:
     raise _wire.WireError(f'The server has no wire {wire!r}.')
   return addresses
+
+
+def make_reachable(address: str) -> str:
+  """An address for others, of a server that listens on all of a host's."""
+  for wildcard in ('0.0.0.0', '[::]'):
+    address = address.replace(f'//{wildcard}:', f'//{socket.gethostname()}:')
+  return address
 
 
 def identify_host() -> str:

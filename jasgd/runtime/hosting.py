@@ -125,7 +125,7 @@ def _listen(
       tls=place.tls,
     )
     stack.callback(flight.close)
-    found['flight'] = flight.address
+    found['flight'] = addresses.make_reachable(flight.address)
   return found
 
 

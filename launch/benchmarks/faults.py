@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 VICTIMS = ('server', 'learner')
 NUM_LEARNERS = 3
-NUM_UPDATES = 60
+NUM_UPDATES = 100
 
 
 class Fault(NamedTuple):
@@ -84,7 +84,7 @@ def make_config(fault: Fault) -> experiment.TrainingConfig:
     # As many as here, so that it can be replayed here.
     processes=experiment.ProcessConfig(
       num_threads=int(os.environ.get('NPROC') or os.cpu_count() or 1),
-      min_seconds=(0.01,),
+      min_seconds=(0.03,),
     ),
     deadlines=experiment.DeadlineConfig(rejoin=30.0, end=5.0),
     num_epochs=1000.0,

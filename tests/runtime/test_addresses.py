@@ -1,0 +1,74 @@
+"""Where a server is, and who may know its token."""
+
+import os
+import socket
+import stat
+
+import pytest
+
+from jasgd import workdir
+from jasgd.runtime import _wire
+from jasgd.runtime import addresses
+
+
+def test_a_wildcard_is_no_address_for_others():
+  name = socket.gethostname()
+  make = addresses.make_reachable
+  assert make('grpc+tcp://0.0.0.0:5') == f'grpc+tcp://{name}:5'
+  assert make('grpc+tls://[::]:5') == f'grpc+tls://{name}:5'
+  assert make('grpc+tcp://127.0.0.1:5') == 'grpc+tcp://127.0.0.1:5'
+
+
+def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
+  folder = workdir.Workdir(tmp_path)
+  assert addresses.find_token(folder) is None
+  monkeypatch.setenv(addresses.TOKEN_VARIABLE, 'from outside')
+  assert addresses.find_token(folder) == 'from outside'
+  assert addresses.find_token(None) == 'from outside'
+  token = addresses.make_token(folder)
+  assert len(token) == 64
+  assert addresses.make_token(folder) == token == addresses.find_token(folder)
+  assert stat.S_IMODE(folder.token.stat().st_mode) == 0o600
+  assert os.listdir(tmp_path) == ['token']
+
+
+def test_a_token_that_others_can_read_is_refused(tmp_path):
+  folder = workdir.Workdir(tmp_path)
+  addresses.make_token(folder)
+  folder.token.chmod(0o640)
+  with pytest.raises(workdir.WorkdirError, match=r'0600.*got mode 0640'):
+    addresses.find_token(folder)
+
+
+def test_the_wire_is_chosen_by_where_the_server_is(tmp_path):
+  folder = workdir.Workdir(tmp_path)
+  both = {'memory': 'memory:@a', 'flight': 'grpc+tcp://127.0.0.1:1'}
+  find = addresses._find_addresses
+  with pytest.raises(_wire.WireError, match='no server'):
+    find(folder, 'auto')
+  addresses.write_address(folder, both)
+  assert set(find(folder, 'auto')) == {'memory', 'flight'}
+  assert set(find(folder, 'memory')) == {'memory'}
+  assert set(find(folder, 'flight')) == {'flight'}
+  workdir.write_json(folder.server, {'addresses': both, 'host': 'another'})
+  assert set(find(folder, 'auto')) == {'flight'}
+  with pytest.raises(_wire.WireError, match='another host'):
+    find(folder, 'memory')
+  addresses.write_address(folder, {'flight': 'grpc+tcp://127.0.0.1:1'})
+  with pytest.raises(_wire.WireError, match="no wire 'memory'"):
+    find(folder, 'memory')
+  folder.server.write_text('{"addresses": ')
+  with pytest.raises(_wire.WireError, match='no server'):
+    find(folder, 'auto')
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'server': 'a:1', 'wire': 'pigeon'}, "Unknown wire 'pigeon'"),
+    ({}, 'workdir or its address'),
+  ],
+)
+def test_nonsense_is_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    addresses.make_connect(**options)
