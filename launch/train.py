@@ -107,6 +107,7 @@ def _run(config: experiment.TrainingConfig, workdir: str) -> dict[str, Any]:
 
 def _learn(config: experiment.TrainingConfig) -> None:
   """Learns for a server elsewhere, until that ends or a signal comes."""
+  runtime.compute_in_place()
   stopped = threading.Event()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: stopped.set())

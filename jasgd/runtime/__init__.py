@@ -28,6 +28,7 @@ from jasgd.runtime.learner import Learner
 from jasgd.runtime.learning import learn
 from jasgd.runtime.processes import Child
 from jasgd.runtime.processes import CHILD_VARIABLES
+from jasgd.runtime.processes import compute_in_place
 from jasgd.runtime.processes import find_function
 from jasgd.runtime.processes import name_function
 from jasgd.runtime.server import Server
@@ -51,6 +52,7 @@ __all__ = [
   'Tls',
   'Verb',
   'WireError',
+  'compute_in_place',
   'find_function',
   'learn',
   'make_connect',

@@ -19,6 +19,8 @@ import sys
 import threading
 from typing import Any
 
+import jax
+
 _log = logging.getLogger(__name__)
 
 # XLA sees so many threads; on a CPU, bits depend on it.
@@ -184,8 +186,19 @@ def find_function(name: str) -> Callable[..., Any]:
   return getattr(sys.modules[_SCRIPT], function)
 
 
+def compute_in_place() -> None:
+  """Lets this process compute in the thread that asks for it, on a CPU.
+
+  By default jax hands each call to another thread, which must be woken first:
+  where all cores are busy, that takes longer than a small update. A process
+  calls this before its first computation.
+  """
+  jax.config.update('jax_cpu_enable_async_dispatch', False)
+
+
 def run_child() -> None:
   """What a child does: reads its job, and does it until its input ends."""
+  compute_in_place()
   logging.basicConfig(
     level=logging.INFO, format='%(asctime)s %(levelname).1s %(message)s'
   )

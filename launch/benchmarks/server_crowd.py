@@ -185,6 +185,7 @@ def print_crowd(seconds: float) -> None:
 def main(role: str, wire: str, *words: str) -> None:
   """Does what the parent asks for."""
   work = server_work.start_process(words[-1])
+  runtime.compute_in_place()
   if role == 'server':
     report = serve(work, wire, float(words[0]))
     server_work.write_report(work, 'server', report)

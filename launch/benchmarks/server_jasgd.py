@@ -228,6 +228,7 @@ def learn(
 def main(role: str, wire: str, *words: str) -> None:
   """Does what the parent asks for."""
   work = server_work.start_process(words[-1])
+  runtime.compute_in_place()
   if role == 'server':
     server_work.write_report(work, 'server', serve(work, wire))
   else:

@@ -101,10 +101,15 @@ def _wait_for_clock(run, program, clock=20):
   live.wait_until(lambda: run.get_clock() >= clock, program)
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_was_stopped_goes_on(number, processes, tmp_path):
+@pytest.mark.parametrize(
+  ('number', 'num_updates'), [(signal.SIGINT, 500), (signal.SIGTERM, 100)]
+)
+def test_a_run_that_was_stopped_goes_on(
+  number, num_updates, processes, tmp_path
+):
   run = live.Run(tmp_path)
-  program = _train(processes, tmp_path, '--config.num_updates=500')
+  flag = f'--config.num_updates={num_updates}'
+  program = _train(processes, tmp_path, flag)
   if number == signal.SIGINT:
     _wait_for_clock(run, program)
   else:  # As early as can be.
@@ -121,12 +126,12 @@ def test_a_run_that_was_stopped_goes_on(number, processes, tmp_path):
   assert not (tmp_path / 'result.json').exists()
   if number == signal.SIGINT:
     assert run.check_replay() == int(found[1]) >= 20
-    output = _train(processes, tmp_path, '--config.num_updates=500').wait()
+    output = _train(processes, tmp_path, flag).wait()
     assert 'All 500 updates were made.' in output
   else:
     run.go_on()
   assert not processes.find()
-  assert run.check_replay() == 500
+  assert run.check_replay() == num_updates
   restarts = run.load_trace().records['kind'] == traces.Kind.RESTART
   assert np.count_nonzero(restarts) == 1
 
