@@ -46,10 +46,17 @@ def main() -> None:
       f'of the checkpoint of clock {found.clock}.'
     )
     return
-  print(
-    f'Different: the first weights that differ are those of clock '
-    f'{found.first_difference}, of {found.clock}.'
-  )
+  if found.first_difference is None:
+    print(
+      f'Different: the state of clock {found.clock} is not that of the '
+      f'checkpoint, but none of {found.num_digests} digests on the way '
+      'differs: it is in numbers that these do not look at.'
+    )
+  else:
+    print(
+      'Different: the first weights that differ are those of clock '
+      f'{found.first_difference}, of {found.clock}.'
+    )
   sys.exit(1)
 
 

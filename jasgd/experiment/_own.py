@@ -5,6 +5,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import tempfile
@@ -24,6 +25,10 @@ from jasgd import transforms
 from jasgd import workdir as workdirs
 from jasgd.experiment import _observer
 from jasgd.experiment import _supervisor
+from jasgd.experiment import _training
+
+# Seconds for a server to compile.
+_START_TIMEOUT = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +68,7 @@ def train(
   policy: transforms.policies.PolicyLike = 'constant',
   per_gradient: optax.GradientTransformation | None = None,
   get_rate: Callable[[float], float] | None = None,
-  local_rate: float = 0.0,
+  local_rate: float | None = None,
   seed: int = 0,
   processes: bool = True,
   overlap: bool = False,
@@ -99,7 +104,8 @@ def train(
       `jasgd.scale_by_staleness`.
     per_gradient: Run on each gradient before the policy.
     get_rate: A schedule, from epochs to a factor on the optimizer's updates.
-    local_rate: The rate at which learners step on their own (downpour).
+    local_rate: The rate at which learners step on their own; to be given with
+      protocols in which they do (downpour).
     seed: Of everything that is random.
     processes: Whether learners are processes; else threads, for notebooks.
     overlap: Whether learners fetch while they compute.
@@ -139,6 +145,12 @@ def train(
   if num_updates is None and num_epochs is None:
     num_epochs = 10.0
   protocol = protocols.asynchronous() if protocol is None else protocol
+  steps = max(protocol.steps_per_push, protocol.steps_per_fetch)
+  if local_rate is None and steps > 1:
+    raise ValueError(
+      f'With {protocol!r} learners step on their own copies of the weights: '
+      'say at which local_rate.'
+    )
   name = runtime.name_function(make_task) if processes else repr(make_task)
   task = make_task(**arguments)
   described = {
@@ -150,6 +162,7 @@ def train(
     'num_epochs': num_epochs,
     'wire_dtype': wire_dtype,
     'overlap': overlap,
+    'policy': repr(policy),
     'seed': seed,
   }
   settings = runtime.ServerSettings(
@@ -163,7 +176,7 @@ def train(
     num_updates=num_updates,
     num_epochs=num_epochs,
     get_rate=get_rate,
-    local_rate=local_rate,
+    local_rate=0.0 if local_rate is None else local_rate,
     wire_dtype=wire_dtype,
     overlap=overlap,
     eval_every=eval_every,
@@ -184,19 +197,13 @@ def train(
     if workdir is not None:
       folder = workdirs.open_workdir(workdir, described)
     run = _Run(settings, folder, stream)
-    if folder is not None and _is_over(folder):
+    if folder is not None and folder.result.exists():
       return run.read_result(folder)
     if processes:
       assert folder is not None
       job = {'make_task': name, 'arguments': arguments, **options}
       return run.with_processes(folder, job)
     return run.with_threads(options)
-
-
-def _is_over(folder: workdirs.Workdir) -> bool:
-  """Whether there is a run that has ended."""
-  position = workdirs.read_position(folder)
-  return position is not None and position['end_reason'] is not None
 
 
 class _Run:
@@ -255,9 +262,10 @@ class _Run:
 
     def connect(payload_size: int) -> runtime.Connection:
       del payload_size  # It is this process's own.
-      if not ready.done():
-        raise runtime.WireError('The server has not started yet.')
-      return ready.result().connect()
+      try:
+        return ready.result(timeout=_START_TIMEOUT).connect()
+      except TimeoutError:
+        raise runtime.WireError('The server has not started.') from None
 
     def learn(stopped: threading.Event) -> None:
       runtime.Learner(
@@ -274,19 +282,20 @@ class _Run:
     )
 
   def read_result(self, folder: workdirs.Workdir) -> Trained:
-    """What a run gave that is over already: nobody need learn."""
-    server = runtime.Server(self._settings, folder)
-    try:
-      server.finish()
-      state, task = server.state, self._settings.task
-      test = {}
-      if task.test_data is not None:
-        test = tasks.evaluate(task, state.params, state.stats)
-      status = server.describe()
-      found = {f'test/{name}': float(value) for name, value in test.items()}
-      return self._make_trained(server, {**status, 'test': found})
-    finally:
-      server.close()
+    """What a run gave that is over already."""
+    settings = self._settings
+    weights = settings.task.init(jax.random.key(settings.seed))
+    found = runtime.restore_server(
+      folder, settings.update.init(*weights), self._layout.size
+    )
+    assert found is not None  # A run that is over has saved.
+    state, _, _ = found
+    return Trained(
+      params=state.params,
+      stats=state.stats,
+      trace=traces.Trace.load(folder.trace),
+      **workdirs.read_json(folder.result),
+    )
 
   def _supervise(
     self,
@@ -307,19 +316,19 @@ class _Run:
     server = self._server
     if server is None:
       raise _supervisor.RunError('The server has ended without a result.')
-    return self._make_trained(server, status)
-
-  def _make_trained(
-    self, server: runtime.Server, status: dict[str, Any]
-  ) -> Trained:
+    result: dict[str, Any] = {
+      'clock': server.clock,
+      'metrics': {**status['metrics'], **status['test']},
+      'end_reason': server.end_reason or '',
+      'is_diverged': status['is_diverged'],
+    }
+    if self._folder is not None and not status['is_interrupted']:
+      workdirs.write_json(self._folder.result, result)
     return Trained(
       params=server.state.params,
       stats=server.state.stats,
-      clock=server.clock,
-      metrics={**status['metrics'], **status['test']},
       trace=server.get_trace(),
-      end_reason=server.end_reason or '',
-      is_diverged=status['is_diverged'],
+      **result,
     )
 
   def _count_updates(self) -> int:
@@ -327,7 +336,11 @@ class _Run:
     settings = self._settings
     if settings.num_updates is not None:
       return settings.num_updates
-    return max(1, int(settings.max_samples // settings.samples_per_push))
+    per_update = _training.count_gradients_per_update(
+      settings.protocol, settings.num_learners
+    )
+    per_update *= settings.task.batch
+    return max(1, math.ceil(settings.max_samples / per_update))
 
 
 class _Thread:
@@ -349,6 +362,8 @@ class _Thread:
   def _run(self) -> None:
     try:
       self._function(self._stopped)
+    except (OSError, ValueError) as error:  # Of the world, or of the user.
+      self._error = f'{type(error).__name__}: {error}'
     except Exception:
       self._error = traceback.format_exc()
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jasgd import engine
+from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.experiment import _running
@@ -22,8 +23,8 @@ class Verification:
     clock: Of the checkpoint that was compared.
     is_same: Whether weights, statistics and the optimizer's state are the same,
       bit for bit.
-    first_difference: The clock of the first weights that differ, as far as the
-      digests in the trace tell; None if they are the same.
+    first_difference: The clock of the first weights that differ, by the digests
+      in the trace; None if none of them differs.
     num_digests: How many versions were compared on the way.
   """
 
@@ -118,14 +119,10 @@ def verify(
         break
       replay.advance()
   is_same = _is_same(replay.state, _restore(workdir, replay.state))
-  if is_same:
-    difference = None
-  elif difference is None:
-    difference = replay.clock
   return Verification(
     clock=replay.clock,
     is_same=is_same,
-    first_difference=difference,
+    first_difference=None if is_same else difference,
     num_digests=num_digests,
   )
 
@@ -144,7 +141,8 @@ def get_environment(trace: traces.Trace) -> dict[str, str]:
   num_devices = engine.count_devices(trace)
   if num_devices > 1 and trace.header.get('platform') == 'cpu':
     flag = f'--xla_force_host_platform_device_count={num_devices}'
-    variables['XLA_FLAGS'] = flag
+    flags = os.environ.get('XLA_FLAGS', '')
+    variables['XLA_FLAGS'] = flags if flag in flags else f'{flags} {flag}'
   return variables
 
 
@@ -161,12 +159,12 @@ def _restore(workdir: str | os.PathLike[str], state: Any) -> Any:
   """The server's state in the last checkpoint."""
   position = workdirs.read_position(workdir)
   assert position is not None  # There is a checkpoint.
-  size = position['snapshot_size']
-  rows = [jax.ShapeDtypeStruct((size,), np.uint8)] * len(position['snapshots'])
-  like = {'server': jax.eval_shape(lambda: state), 'snapshots': rows}
-  found = workdirs.restore_checkpoint(workdir, like)
+  found = runtime.restore_server(
+    workdirs.Workdir(workdir), state, position['snapshot_size']
+  )
   assert found is not None
-  return found[1]['server']
+  restored, _, _ = found
+  return restored
 
 
 def _is_same(replayed: Any, saved: Any) -> bool:

@@ -104,6 +104,11 @@ class Protocol:
 
   # --- What its users call.
 
+  @property
+  def inside(self) -> set[int]:
+    """Those of `alive` that may compute, as far as nobody holds them back."""
+    return self.alive
+
   def init(self, num_learners: int) -> None:
     """Starts anew, with the learners 0 to num_learners - 1."""
     self.start(num_learners)

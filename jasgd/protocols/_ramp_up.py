@@ -47,6 +47,11 @@ class RampUp(_base.Protocol):
   def _arguments(self) -> dict[str, Any]:
     return {'protocol': self.protocol, 'num_updates': self.num_updates}
 
+  @property
+  def inside(self) -> set[int]:
+    """Those who have been let in."""
+    return self.protocol.alive
+
   def describe(self) -> str:
     """Who waits for what, in words."""
     return (

@@ -12,6 +12,7 @@ from jasgd.runtime._flight_security import Tls
 from jasgd.runtime._messages import Flag
 from jasgd.runtime._messages import Message
 from jasgd.runtime._messages import Verb
+from jasgd.runtime._saver import restore as restore_server
 from jasgd.runtime._settings import Deadlines
 from jasgd.runtime._settings import make_fingerprint
 from jasgd.runtime._settings import ON_LEARNER_LOST
@@ -58,6 +59,7 @@ __all__ = [
   'make_connect',
   'make_fingerprint',
   'name_function',
+  'restore_server',
   'serve',
   'serve_threads',
 ]

@@ -36,10 +36,14 @@ class Checkpoints:
     return self._saver.last_clock
 
   def save_if_due(self) -> None:
-    """Begins a checkpoint if it is time, and there is anything new."""
+    """Begins a checkpoint if it is time, and there is anything new.
+
+    Raises:
+      OSError: if the last one could not be written.
+    """
     if self._saver.is_busy:
       return
-    self._end_leases()
+    self.wait()  # For nothing, but if it failed it is said at once.
     core = self._core
     is_time = (
       core.get_time() - self._saved_at >= core.settings.checkpoint_seconds

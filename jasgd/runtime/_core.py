@@ -23,8 +23,17 @@ _log = logging.getLogger(__name__)
 _State = _books.State
 _Verb = _messages.Verb
 
-# What the owner's time goes to.
-TIMES = ('wait', 'decide', 'update', 'record', 'publish', 'send')
+# What the owner's time goes to; but copies out of a stream are made by others.
+TIMES = (
+  'wait',
+  'decide',
+  'update',
+  'record',
+  'publish',
+  'send',
+  'save',
+  'copy',
+)
 
 
 class Core:
@@ -302,6 +311,7 @@ class Core:
     _log.info('The run ends at clock %d: %s', self.weights.clock, reason)
     if not self.is_interrupted:  # Nobody may go who could still be needed.
       self.save_end()
+      self.spend('save')
     self.ended_at = self.get_time()
     while waiting := self.register.list(_State.WAITING):
       self.say_end(waiting[0])

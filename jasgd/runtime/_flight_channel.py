@@ -9,6 +9,7 @@ from collections.abc import Callable
 import dataclasses
 import queue
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,9 @@ class FlightChannel(_wire.Channel):
         'size', f'A payload must have {size} bytes, got {declared}.'
       )
     if declared:
+      begin = time.perf_counter()
       message.payload = self._read_payload(chunk.data)
+      message.copy_seconds = time.perf_counter() - begin
       _messages.check_payload(head, message.payload)
     elif chunk.data is not None:
       raise _BrokenError('size', 'A batch came where none was announced.')

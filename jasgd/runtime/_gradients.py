@@ -198,7 +198,8 @@ class Gradients:
       MessageError: if it cannot have computed so many minibatches.
     """
     core = self._core
-    if core.end_reason is not None:
+    # With overlap a gradient is on its way, and its answer will say the end.
+    if core.end_reason is not None and core.settings.has_fetches:
       core.say_end(book, book.lost_clock)
       return
     snapshot = core.newest

@@ -190,8 +190,7 @@ class Members:
     """Lets those who are there start."""
     core = self._core
     core.has_begun = True
-    inside = getattr(core.protocol, 'protocol', core.protocol).alive
-    core.release(sorted(inside))
+    core.release(sorted(core.protocol.inside))
 
   # --- Going.
 

@@ -13,6 +13,7 @@ them back from whoever ends, however it ends.
 
 from collections.abc import Iterable
 import errno
+import logging
 import os
 import secrets
 import select
@@ -23,6 +24,8 @@ from jasgd.runtime import _buffers
 from jasgd.runtime import _inbox
 from jasgd.runtime import _messages
 from jasgd.runtime import _wire
+
+_log = logging.getLogger(__name__)
 
 SCHEME = 'memory:@'
 # What the server sends begins with the number of the buffer that the payload is
@@ -84,8 +87,9 @@ class MemoryListener(_wire.Listener):
     if self._spare_fd >= 0:
       self.inbox.unwatch(self._socket.fileno())
       self._socket.close()
-      os.close(self._spare_fd)
-      self._spare_fd = -1
+      if self._spare_fd >= 0:
+        os.close(self._spare_fd)
+        self._spare_fd = -1
       for channel in list(self.channels):
         channel.close()
 
@@ -96,8 +100,9 @@ class MemoryListener(_wire.Listener):
     except (BlockingIOError, ConnectionError):
       return ()
     except OSError as error:
-      if error.errno != errno.EMFILE:
-        raise
+      if error.errno != errno.EMFILE:  # The machine has none left: later.
+        _log.warning('A client could not come in: %s.', error)
+        return ()
       return self._turn_away(error)
     channel = _MemoryChannel(self, accepted)
     try:
@@ -127,12 +132,17 @@ class MemoryListener(_wire.Listener):
 
     Left where it is, it would wake the server for ever.
     """
-    os.close(self._spare_fd)
+    if self._spare_fd >= 0:
+      os.close(self._spare_fd)
+      self._spare_fd = -1
     try:
       channel = _MemoryChannel(self, self._socket.accept()[0])
-      return channel.expel(_messages.MessageError('crowded', str(error)))
-    finally:
+      events = channel.expel(_messages.MessageError('crowded', str(error)))
       self._spare_fd = os.open(os.devnull, os.O_RDONLY)
+      return events
+    except OSError as another:  # Somebody was faster: at the next client.
+      _log.warning('A client could not be turned away: %s.', another)
+      return ()
 
 
 class _MemoryChannel(_wire.Channel):

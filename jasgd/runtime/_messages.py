@@ -104,6 +104,8 @@ class Message:
   # Bytes: a flat array of uint8, aligned to 64 bytes, that is left alone until
   # the message is answered.
   payload: np.ndarray | None = None
+  # Seconds that the wire took to copy the payload. Not sent.
+  copy_seconds: float = 0.0
 
 
 def encode_message(message: Message, with_checksum: bool = False) -> bytes:

@@ -70,7 +70,6 @@ class Saver:
       self._kept = jax.tree.map(_make_room, state)
     self._kept = jax.tree.map(_copy, self._kept, state)
     self._recorder.flush()
-    self.last_clock = position['clock']
     self._thread = threading.Thread(
       target=self._write, args=(snapshots, position), name='jasgd-saver'
     )
@@ -104,6 +103,7 @@ class Saver:
         params=self._kept.params,
         stats=self._kept.stats,
       )
+      self.last_clock = position['clock']
       self._crash.reach('checkpoint_committed', self._find_learner)
       _log.info('Saved a checkpoint of clock %d.', position['clock'])
     except BaseException as error:  # The owner raises it.

@@ -184,7 +184,8 @@ class Learner:
       if self._stopped.is_set():
         return self._leave()
       push, seconds = self._compute(answer, answer.step)
-      answer = self._exchange(push, seconds, answer, answer.step)
+      message = self._make_message(push, seconds, answer, answer.step)
+      answer = self._exchange(message, push)
     return answer.text
 
   def _compute(
@@ -210,12 +211,14 @@ class Learner:
           push, usual = self._compute(weights, step)
         finally:
           computed.set()
-        following, fetch_seconds = fetched.result()
-        if following.verb == _Verb.END:
-          return following.text
-        answer = self._exchange(
-          push, usual, weights, step, flags=_Flag.KEEPS_WEIGHTS
-        )
+        message = self._make_message(push, usual, weights, step)
+        message.flags = _Flag.KEEPS_WEIGHTS
+        try:
+          following, fetch_seconds = fetched.result()
+        except _wire.WireError:
+          self._hold(message, push)
+          raise
+        answer = self._exchange(message, push)
         if answer.verb == _Verb.END:
           return answer.text
         # After a gradient that is not finite, the answer has weights.
@@ -265,9 +268,9 @@ class Learner:
         seconds += computing.rest(begin, num_steps)
         flags = _Flag.KEEPS_WEIGHTS if since_fetch < n_fetch else _Flag.NONE
         is_lost = not push.is_finite
-        answer = self._exchange(
-          push, seconds, weights, push_number, flags=flags
-        )
+        message = self._make_message(push, seconds, weights, push_number)
+        message.flags = flags
+        answer = self._exchange(message, push)
         seconds, since_push, push_number = 0.0, 0, push_number + 1
         if is_lost and answer.payload is not None:
           copy = functions.start_copy(computing.view(answer))
@@ -276,19 +279,16 @@ class Learner:
         copy = functions.keep_copy(copy, computing.view(weights))
     return answer.text
 
-  def _exchange(
+  def _make_message(
     self,
     push: engine.Push,
     seconds: float,
     weights: _messages.Message,
     step: int,
-    flags: int = _Flag.NONE,
   ) -> _messages.Message:
-    """Sends a gradient, or a notice if it is none."""
-    is_finite = bool(push.is_finite)
-    message = _messages.Message(
-      _Verb.EXCHANGE if is_finite else _Verb.NOTICE,
-      flags=flags,
+    """What to say of a gradient: a notice, if it is none."""
+    return _messages.Message(
+      _Verb.EXCHANGE if push.is_finite else _Verb.NOTICE,
       learner=self._learner,
       incarnation=weights.incarnation,
       step=step,
@@ -296,9 +296,20 @@ class Learner:
       seconds=seconds,
       loss=float(push.loss),
     )
-    if is_finite:
+
+  def _exchange(
+    self, message: _messages.Message, push: engine.Push
+  ) -> _messages.Message:
+    """Sends a gradient, or the notice that it is none."""
+    if message.verb == _Verb.EXCHANGE:
       self._layout.pack(push.message, self._connection.outgoing)
     return self._send(message)
+
+  def _hold(self, message: _messages.Message, push: engine.Push) -> None:
+    """Keeps a gradient for the server that will be there next."""
+    gradient = np.empty(self._layout.size, np.uint8)
+    self._layout.pack(push.message, gradient)
+    self._held = (message, gradient)
 
   def _send_again(
     self, message: _messages.Message, gradient: np.ndarray | None

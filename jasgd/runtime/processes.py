@@ -209,7 +209,11 @@ def run_child() -> None:
   threading.Thread(target=_watch_input, args=(stopped,), daemon=True).start()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stopped.set())
-  find_function(job['target'])(stopped=stopped, **job['arguments'])
+  try:
+    find_function(job['target'])(stopped=stopped, **job['arguments'])
+  except (OSError, ValueError) as error:  # Of the world, or of the user.
+    _log.error('%s: %s', type(error).__name__, error)
+    sys.exit(1)
 
 
 def _read_line() -> bytes:

@@ -40,8 +40,8 @@ _TICK = 0.1
 class Server:
   """A parameter server, without its wires.
 
-  `run` is a loop over `step`, which handles one request. Both belong to one
-  thread, the owner; wires put events into the inbox from wherever they like.
+  Its loop is over `step`, which handles one request and belongs to one thread,
+  the owner; wires put events into the inbox from wherever they like.
 
   Args:
     settings: What to do.
@@ -177,12 +177,6 @@ class Server:
 
   # --- The loop.
 
-  def run(self) -> None:
-    """Serves until the run is over, and saves."""
-    while not self.is_over:
-      self.step(_TICK)
-    self.finish()
-
   def step(self, timeout: float) -> bool:
     """Handles one request, or the lack of one.
 
@@ -203,6 +197,7 @@ class Server:
       self._watch.look()
       if self._checkpoints is not None:
         self._checkpoints.save_if_due()
+        core.spend('save')
     return event is not None
 
   def _take_event(self, timeout: float) -> _wire.Event | None:
@@ -289,6 +284,7 @@ class Server:
     self, channel: _wire.Channel, message: _messages.Message
   ) -> None:
     """A gradient, and those behind it that may be applied by the same call."""
+    self._core.times['copy'] += message.copy_seconds
     first = self._gradients.decide(self._get_book(channel, message), message)
     pushes = [] if first is None else [first]
     settings = self._core.settings

@@ -86,8 +86,7 @@ class EventLoop:
     self._columns = _columns.Columns()
 
     protocol.init(num_learners)
-    inside = getattr(protocol, 'protocol', protocol).alive
-    self._release(sorted(inside), 0.0)
+    self._release(sorted(protocol.inside), 0.0)
     for time, learner, until in failures:
       heapq.heappush(self._heap, (time, learner, _GONE, 0))
       if until < np.inf:

@@ -29,6 +29,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
   'momentum': {'name': 'sgd', 'rate': 0.05, 'momentum': 0.9},
   'adam': {'name': 'adam', 'rate': 0.003},
 }
+TASKS: dict[str, dict[str, Any]] = {
+  'logistic': {'name': 'logistic', 'batch': 4},
+  'mlp': {'name': 'digits', 'model': 'mlp', 'batch': 8},
+}
 VICTIMS = ('server', 'learner')
 NUM_LEARNERS = 3
 NUM_UPDATES = 100
@@ -43,6 +47,7 @@ class Fault(NamedTuple):
   point: str  # One of `runtime.CRASH_POINTS`.
   count: int  # The how manieth time that it is reached.
   victim: str  # One of `VICTIMS`.
+  task: str = 'logistic'
 
   @property
   def variable(self) -> str:
@@ -73,7 +78,7 @@ def make_config(fault: Fault) -> experiment.TrainingConfig:
     **OPTIMIZERS[fault.optimizer], policy='inverse'
   )
   return experiment.TrainingConfig(
-    task=experiment.TaskConfig(name='logistic', batch=4),
+    task=experiment.TaskConfig(**TASKS[fault.task]),
     optimizer=optimizer,
     protocol=experiment.ProtocolConfig(
       num_learners=NUM_LEARNERS, **PROTOCOLS[fault.protocol]
@@ -140,6 +145,7 @@ def draw_fault(rng: random.Random) -> Fault:
     point=point,
     count=rng.randint(1, 4) if is_rare else rng.randint(1, NUM_UPDATES),
     victim=rng.choice(VICTIMS),
+    task=rng.choice([*TASKS]),
   )
 
 
@@ -149,7 +155,8 @@ def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
   rounds = 2 if quick else rounds
   num_good = 0
   print(
-    f'{"":5} {"protocol":13} {"optimizer":10} {"wire":7} {"killed":8} '
+    f'{"":5} {"task":9} {"protocol":13} {"optimizer":10} {"wire":7} '
+    f'{"killed":8} '
     f'{"at":24} {"restarts":>8} {"left":>5} {"void":>5} {"seconds":>8}'
   )
   for number in range(1, rounds + 1):
@@ -160,8 +167,8 @@ def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
     num_good += outcome.is_good
     where = f'{fault.point}:{fault.count}'
     print(
-      f'{number:5} {fault.protocol:13} {fault.optimizer:10} {fault.wire:7} '
-      f'{fault.victim:8} {where:24} {outcome.num_restarts:8} '
+      f'{number:5} {fault.task:9} {fault.protocol:13} {fault.optimizer:10} '
+      f'{fault.wire:7} {fault.victim:8} {where:24} {outcome.num_restarts:8} '
       f'{outcome.num_left:5} {outcome.num_void:5} '
       f'{time.monotonic() - begin:8.1f}'
       f'{"" if outcome.is_good else f"  BAD: {outcome}"}',

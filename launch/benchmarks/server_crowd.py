@@ -9,6 +9,7 @@ each with a connection of its own, and check every answer.
 
 import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from launch.benchmarks import workers
 NUM_LEARNERS = 64
 NUM_PARAMETERS = 1000
 _PER_PROCESS = 8
+# Per learner: more than can be made, and as many as can be checked.
+_NUM_ROUNDS = 200_000
 # What learners may take to come and to go, in seconds.
 _SLACK = 120.0
 
@@ -50,10 +53,11 @@ def measure(
     WorkerError: if a process failed.
   """
   with tempfile.TemporaryDirectory() as folder:
-    # As many rounds as nobody can make: the time is what ends it.
+    # The time is what ends it.
     work = server_work.Work(
-      NUM_PARAMETERS, num_learners, 10**6, folder, seconds + _SLACK
+      NUM_PARAMETERS, num_learners, _NUM_ROUNDS, folder, seconds + _SLACK
     )
+    server_work.check_work(work)
     line = json.dumps(work._asdict())
     module = [sys.executable, '-m', 'launch.benchmarks.server_crowd']
     commands = [[*module, 'server', wire, str(seconds), line]] + [
@@ -145,7 +149,7 @@ def serve(work: server_work.Work, wire: str, seconds: float) -> dict[str, Any]:
 def _measure_memory() -> int:
   """Bytes of this process that are in memory."""
   text = pathlib.Path('/proc/self/statm').read_text()
-  return int(text.split()[1]) * 4096
+  return int(text.split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
 def learn(work: server_work.Work, wire: str, numbers: range) -> None:
@@ -163,14 +167,15 @@ def learn(work: server_work.Work, wire: str, numbers: range) -> None:
     thread.join()
 
 
-def print_crowd(seconds: float) -> None:
-  """Measures both wires, and prints."""
+def print_crowd(seconds: float) -> list[str]:
+  """Measures both wires, prints, and gives what is wrong."""
   print(f'\n{NUM_LEARNERS} learners of {NUM_PARAMETERS} parameters')
+  problems = []
   for wire in ('memory', 'flight'):
     try:
       found = measure(wire, seconds)
     except (workers.WorkerError, subprocess.SubprocessError) as error:
-      print(f'{wire}: {error}', flush=True)
+      problems.append(f'A crowd over {wire} failed: {error}')
       continue
     print(
       f'our {wire}: {found["updates_per_second"]:.0f} updates/s for '
@@ -180,6 +185,27 @@ def print_crowd(seconds: float) -> None:
       f'{found["num_errors"]} wrong',
       flush=True,
     )
+    problems += find_problems(wire, found)
+  return problems
+
+
+def find_problems(wire: str, found: dict[str, float]) -> list[str]:
+  """What must not be in a crowd."""
+  rules = {
+    f'{found["num_refused"]} messages were refused': not found['num_refused'],
+    f'{found["num_errors"]} answers were wrong': not found['num_errors'],
+    f'memory grew to {found["memory_growth"]:.3f} times itself': (
+      found['memory_growth'] < 1.1
+    ),
+    f'the least served got {found["least"]} and the most {found["most"]}': (
+      2 * found['least'] >= found['most']
+    ),
+  }
+  return [
+    f'In a crowd over {wire} {rule}.'
+    for rule, holds in rules.items()
+    if not holds
+  ]
 
 
 def main(role: str, wire: str, *words: str) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 from launch.benchmarks import environments
 from launch.benchmarks import peer_unix
+from launch.benchmarks import server
+from launch.benchmarks import server_crowd
 from launch.benchmarks import server_peers
 from launch.benchmarks import server_rounds
 from launch.benchmarks import server_work
@@ -425,3 +427,41 @@ def test_table(capsys):
     assert float(got[1]) == speeds[name]
     assert [*got[4:7], got[-1]] == cells
     assert got[7:10] == ['1.00', '2', '1.000']
+
+
+@pytest.mark.parametrize('name', server_peers.OURS)
+def test_ours_serve_exact_weights(name):
+  found = server_peers.run_peer(name, 1000, 2, 30, timeout=120.0)
+  assert found['num_errors'] == 0
+  assert found['updates_per_second'] > 0
+  assert 0 <= found['mean_staleness'] <= found['max_staleness']
+  shares = [value for key, value in found.items() if key.startswith('time_')]
+  assert 0.5 < sum(shares) < 2.0  # Copies of a stream come on top.
+
+
+def test_what_must_not_be_is_found():
+  good = server_rounds.Spread(0, 0, 0)
+  medians = {name: {'num_errors': good} for name in server_peers.OURS}
+  assert not server.find_problems(medians)
+  medians['our memory'] = {'num_errors': server_rounds.Spread(0, 0, 2)}
+  del medians['our flight']
+  assert server.find_problems(medians) == [
+    'our flight did not run.',
+    'our memory gave wrong weights, 2 times.',
+  ]
+  crowd = {
+    'least': 5, 'most': 10, 'memory_growth': 1.0, 'num_refused': 0,
+    'num_errors': 0,
+  }  # fmt: skip
+  assert not server_crowd.find_problems('memory', crowd)
+  for change in (
+    {'least': 4}, {'memory_growth': 1.2}, {'num_refused': 1}, {'num_errors': 1},
+  ):  # fmt: skip
+    assert len(server_crowd.find_problems('memory', {**crowd, **change})) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('wire', ['memory', 'flight'])
+def test_a_crowd_is_served(wire):
+  found = server_crowd.measure(wire, 10.0)
+  assert not server_crowd.find_problems(wire, found)

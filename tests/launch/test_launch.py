@@ -50,7 +50,7 @@ def test_benchmark_wants_a_suite():
 
 
 @pytest.mark.parametrize(
-  'module', ['benchmark', 'report', 'simulate', 'sweep', 'train']
+  'module', ['benchmark', 'replay', 'report', 'simulate', 'sweep', 'train']
 )
 def test_help_helps(module):
   done = _run(sys.executable, '-m', f'launch.{module}', '--help')

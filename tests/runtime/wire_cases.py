@@ -6,13 +6,12 @@ listener, and a function `connect` that gives a new connection to it each time;
 """
 
 from collections.abc import Callable
-import importlib
-import importlib.util
 from typing import Any
 
 from jasgd.runtime import _memory_client
 from jasgd.runtime import _memory_wire
 from jasgd.runtime import _queue_wire
+from tests.runtime import flight_case
 
 DEADLINE = 10.0  # Seconds: never reached, unless something is broken.
 
@@ -36,12 +35,11 @@ def _make_memory(inbox, payload_size):
 EVERY: dict[str, Callable[..., tuple[Any, Any]]] = {
   'queue': _make_queue,
   'memory': _make_memory,
+  'flight': flight_case.make_flight,
 }
 # Of wires that reach other processes, what connects there, as module:function;
 # called with an address, a payload size and a deadline.
-REMOTE = {'memory': 'jasgd.runtime._memory_client:connect_memory'}
-
-if importlib.util.find_spec('tests.runtime.flight_case') is not None:
-  _flight_case = importlib.import_module('tests.runtime.flight_case')
-  EVERY['flight'] = _flight_case.make_flight
-  REMOTE['flight'] = 'jasgd.runtime._flight_client:connect_flight'
+REMOTE = {
+  'memory': 'jasgd.runtime._memory_client:connect_memory',
+  'flight': 'jasgd.runtime._flight_client:connect_flight',
+}
