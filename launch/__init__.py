@@ -1,1 +1,20 @@
-"""Entry points: the modules to run with `python -m`, and one script each."""
+"""Entry points: `python -m launch.train --help`, and others."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+  """Ends a program that is still loading: nothing has begun."""
+  del number, frame
+  os.write(2, b'\nStopped before it began.\n')
+  os._exit(0)
+
+
+# Before all else is loaded, which takes seconds. `launch.entry` puts the usual
+# handlers back.
+if sys.argv[0] == '-m':
+  for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, _leave)

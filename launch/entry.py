@@ -1,6 +1,7 @@
 """How the entry points start."""
 
 from collections.abc import Callable
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -9,8 +10,14 @@ from absl import flags
 from absl import logging
 
 
-def run(main: Callable[[], None]) -> None:
-  """Parses the flags and calls `main`, which takes none."""
+def run(main: Callable[[], None], *, has_begun: bool = True) -> None:
+  """Parses the flags and calls `main`, which takes none.
+
+  Args:
+    main: The program.
+    has_begun: Whether Ctrl-C and SIGTERM are as usual from now on; else `main`
+      calls `take_signals` when there is something to lose.
+  """
 
   def parsed_main(argv: list[str]) -> None:
     if len(argv) > 1:
@@ -19,11 +26,19 @@ def run(main: Callable[[], None]) -> None:
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)
     try:
+      if has_begun:
+        take_signals()
       main()
     except app.UsageError as error:
       _refuse(argv[0], str(error))
 
   app.run(parsed_main, flags_parser=_parse)
+
+
+def take_signals() -> None:
+  """Makes Ctrl-C and SIGTERM what they usually are."""
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _parse(argv: list[str]) -> list[str]:

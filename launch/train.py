@@ -20,7 +20,7 @@ again, a run goes on from its last checkpoint; Ctrl-C and SIGTERM save first.
 
 The workdir gets `config.json`, `provenance.json`, `trace`, `metrics.jsonl`,
 `tensorboard/`, `checkpoints/`, `result.json` and `report.html`; of a real run
-also `logs/`, and while it runs `server.json` and `token`. The weights:
+also `logs/`, `token`, and while it runs `server.json`. The weights:
 `jasgd.load_params(workdir)`. Is the run what its trace says?
 `python -m launch.replay --workdir=W`.
 """
@@ -100,6 +100,8 @@ def _check_role(mode: str) -> None:
 
 def _run(config: experiment.TrainingConfig, workdir: str) -> dict[str, Any]:
   """Trains, where the config says."""
+  if not config.runtime.is_real:
+    entry.take_signals()
   if config.runtime.mode == 'cluster':
     return experiment.run_server(config, workdir, num_learners=0)
   return experiment.train_and_evaluate(config, workdir)
@@ -119,6 +121,8 @@ def _learn(config: experiment.TrainingConfig) -> None:
   except (runtime.WireError, runtime.RefusedError) as error:
     print(error, file=sys.stderr)
     sys.exit(1)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from None
 
 
 def _print_result(result: dict[str, Any]) -> None:
@@ -137,4 +141,4 @@ def _print_result(result: dict[str, Any]) -> None:
 
 if __name__ == '__main__':
   flags.mark_flag_as_required('config')
-  entry.run(main)
+  entry.run(main, has_begun=False)

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pathlib
+import re
 import secrets
 import signal
 import subprocess
@@ -131,6 +132,13 @@ def wait_until(condition, program=None):
     assert program is None or program.is_running, program.output
     time.sleep(0.01)  # Between two looks.
   return value
+
+
+def catches(pid, number):
+  """Whether a process has a handler for a signal."""
+  status = pathlib.Path(f'/proc/{pid}/status').read_text()
+  mask = int(re.search(r'SigCgt:\s*(\w+)', status)[1], 16)
+  return bool(mask >> (number - 1) & 1)
 
 
 def make_config(**parts):

@@ -49,6 +49,19 @@ def run_server(
   folder = workdirs.open_workdir(workdir, settings)
   if folder.result.exists():
     return workdirs.read_json(folder.result)
+  with workdirs.hold_workdir(folder, 'launcher'):
+    return _run(config, folder, num_learners, stream, on_metrics)
+
+
+def _run(
+  config: _training.TrainingConfig,
+  folder: workdirs.Workdir,
+  num_learners: int,
+  stream: TextIO | None,
+  on_metrics: _supervisor.OnMetrics | None,
+) -> dict[str, Any]:
+  """Runs the processes, as the only one in this folder."""
+  settings = dataclasses.asdict(config)
   # It knows no longer where a server was that is gone.
   folder.server.unlink(missing_ok=True)
   task = config.make_task()
@@ -98,6 +111,11 @@ def _finish(folder: workdirs.Workdir, status: dict[str, Any]) -> dict[str, Any]:
     **status['metrics'],
     **status['test'],
     'incarnation': status['incarnation'],
+    'num_refused': sum(
+      count
+      for reason, count in status['counts'].items()
+      if reason != 'accepted'
+    ),
     'end_reason': status['end_reason'],
     'is_interrupted': status['is_interrupted'],
     'is_diverged': status['is_diverged'],

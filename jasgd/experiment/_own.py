@@ -5,15 +5,18 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
 import os
 import pathlib
+import re
 import tempfile
 import threading
 import traceback
 from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jasgd import engine
@@ -44,6 +47,7 @@ class Trained:
     trace: What happened, for `jasgd.replay` and `jasgd.traces.summarize`.
     end_reason: Why it ended, in words.
     is_diverged: Whether the loss was not finite.
+    is_interrupted: Whether it was stopped, and can go on.
   """
 
   params: Any
@@ -53,6 +57,7 @@ class Trained:
   trace: traces.Trace
   end_reason: str
   is_diverged: bool
+  is_interrupted: bool
 
 
 def train(
@@ -153,6 +158,8 @@ def train(
     )
   name = runtime.name_function(make_task) if processes else repr(make_task)
   task = make_task(**arguments)
+  if not isinstance(task, tasks.Task):
+    raise ValueError(f'make_task must give a Task, got {task!r:.80}.')
   described = {
     'make_task': name,
     'arguments': arguments,
@@ -162,14 +169,16 @@ def train(
     'num_epochs': num_epochs,
     'wire_dtype': wire_dtype,
     'overlap': overlap,
-    'policy': repr(policy),
+    'local_rate': local_rate,
     'seed': seed,
   }
+  update = engine.make_update(
+    optimizer, policy=policy, per_gradient=per_gradient
+  )
+  described['update'] = _digest_update(update, task, get_rate)
   settings = runtime.ServerSettings(
     task=task,
-    update=engine.make_update(
-      optimizer, policy=policy, per_gradient=per_gradient
-    ),
+    update=update,
     protocol=protocol,
     num_learners=num_learners,
     seed=seed,
@@ -196,6 +205,7 @@ def train(
     folder = None
     if workdir is not None:
       folder = workdirs.open_workdir(workdir, described)
+      stack.enter_context(workdirs.hold_workdir(folder, 'launcher'))
     run = _Run(settings, folder, stream)
     if folder is not None and folder.result.exists():
       return run.read_result(folder)
@@ -204,6 +214,29 @@ def train(
       job = {'make_task': name, 'arguments': arguments, **options}
       return run.with_processes(folder, job)
     return run.with_threads(options)
+
+
+def _digest_update(
+  update: engine.Update,
+  task: tasks.Task,
+  get_rate: Callable[[float], float] | None,
+) -> str:
+  """A text that is another for another optimizer, policy or schedule.
+
+  A run goes on with what it began with, and functions cannot be compared; what
+  they compute can.
+  """
+  params, stats = jax.eval_shape(task.init, jax.random.key(0))
+  state = jax.eval_shape(update.init, params, stats)
+  gradient = engine.Gradient(params, stats, jnp.zeros(()))
+  program = jax.make_jaxpr(
+    lambda *given: update.apply(*given, 1.0, 2, is_single=False)
+  )(state, gradient, 1, params)
+  # Without the addresses of functions in it.
+  text = re.sub(r'0x[0-9a-f]+', '', str(program))
+  if get_rate is not None:
+    text += str([get_rate(epoch / 4) for epoch in range(400)])
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Run:
@@ -321,6 +354,7 @@ class _Run:
       'metrics': {**status['metrics'], **status['test']},
       'end_reason': server.end_reason or '',
       'is_diverged': status['is_diverged'],
+      'is_interrupted': status['is_interrupted'],
     }
     if self._folder is not None and not status['is_interrupted']:
       workdirs.write_json(self._folder.result, result)

@@ -166,7 +166,8 @@ class Supervisor:
       raise RunError(
         'All learners are gone. The last one said:\n'
         f'{self._learners[-1].read_log()}\n'
-        'The same command goes on from the last checkpoint.'
+        'Once that is mended, the same command goes on from the last '
+        'checkpoint.'
       )
     return is_over
 
@@ -189,7 +190,8 @@ class Supervisor:
     if clock > self._restart_clock:
       self._num_restarts, self._restart_clock = 0, clock
     self._num_restarts += 1
-    if self._num_restarts > self._max_restarts or code == 0:
+    # What ended by itself would do so again; what was killed would not.
+    if self._num_restarts > self._max_restarts or (code or 0) >= 0:
       raise RunError(
         f'The server ended with exit code {code}, and said:\n'
         f'{self._server.read_log()}'

@@ -90,5 +90,5 @@ class Notices:
       f'At clock {core.weights.clock} the mean staleness was {staleness:.1f} '
       f'(at most {summary.get("server/staleness_max", 0):.0f}) and the rate '
       f'{rate_text}. A rule of thumb: a rate that is stable without delay is '
-      'to be divided by the staleness; optimizer.policy=inverse does that.'
+      'to be divided by the staleness, which the policy inverse does.'
     )

@@ -94,6 +94,12 @@ class ServerSettings:
     self.protocol.check(self.num_learners)
     if self.num_updates is None and self.num_epochs is None:
       raise ValueError('Give num_updates or num_epochs: a run must end.')
+    if self.num_updates is not None:
+      protocols.check_count('num_updates', self.num_updates, 1)
+    if self.num_epochs is not None and not 0 < self.num_epochs < math.inf:
+      raise ValueError(
+        f'num_epochs must be finite and above 0, got {self.num_epochs}.'
+      )
     for name in ('eval_every', 'max_group'):
       protocols.check_count(name, getattr(self, name), 1)
     if self.on_learner_lost not in ON_LEARNER_LOST:

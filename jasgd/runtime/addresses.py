@@ -6,6 +6,7 @@ connects reads it each time, as a server that was started again has another.
 
 import hashlib
 import os
+import re
 import secrets
 import socket
 import stat
@@ -21,6 +22,8 @@ WIRES = ('auto', 'memory', 'flight')
 
 # Where a token is found by those who have no workdir.
 TOKEN_VARIABLE = 'JASGD_TOKEN'
+
+_ADDRESS = re.compile(r'(grpc\+(tcp|tls)://)?[^\s/:]+(:[^\s/:]+)*:\d{1,5}')
 
 # Seconds to get a connection.
 _CONNECT_DEADLINE = 20.0
@@ -71,6 +74,8 @@ def make_connect(
     raise ValueError(f'Unknown wire {wire!r}. Known: {", ".join(WIRES)}.')
   if workdir is None and not server:
     raise ValueError("Give the server's workdir or its address.")
+  if server and not _ADDRESS.fullmatch(server):
+    raise ValueError(f'The server must be given as HOST:PORT, got {server!r}.')
 
   def connect(payload_size: int) -> _wire.Connection:
     addresses = {'flight': _complete(server, tls)}

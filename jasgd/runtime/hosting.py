@@ -60,8 +60,14 @@ def serve(
   Returns:
     The server, when all is over and its files are closed.
   """
-  server = servers.Server(settings, workdir, is_shared='memory' in place.wires)
   with contextlib.ExitStack() as stack:
+    # One that was here before may be ending.
+    stack.enter_context(
+      workdirs.hold_workdir(workdir, 'server', patience=settings.deadlines.end)
+    )
+    server = servers.Server(
+      settings, workdir, is_shared='memory' in place.wires
+    )
     stack.callback(server.close)
     found = _listen(server, workdir, place, stack)
     addresses.write_address(
@@ -149,8 +155,10 @@ def serve_threads(
   Returns:
     The server, when all is over and its files are closed.
   """
-  server = servers.Server(settings, workdir)
   with contextlib.ExitStack() as stack:
+    if workdir is not None:
+      stack.enter_context(workdirs.hold_workdir(workdir, 'server'))
+    server = servers.Server(settings, workdir)
     stack.callback(server.close)
     listener = _queue_wire.QueueListener(server.inbox, server.layout.size)
     stack.callback(listener.close)

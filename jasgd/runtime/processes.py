@@ -124,12 +124,12 @@ class Child:
       code = self._process.wait()
     return code
 
-  def read_log(self, num_lines: int = 15) -> str:
-    """The last lines of its log."""
+  def read_log(self) -> str:
+    """The end of its log, and where the rest is."""
     if self.log is None or not self.log.exists():
       return ''
-    lines = self.log.read_text(errors='replace').splitlines()
-    return '\n'.join(lines[-num_lines:])
+    lines = self.log.read_text(errors='replace').splitlines()[-1:]
+    return '\n'.join([*lines, f'(The log is {os.fspath(self.log)!r}.)'])
 
 
 def name_function(function: Callable[..., Any]) -> str:

@@ -7,6 +7,7 @@ by. It knows nothing of wires, and never evaluates.
 
 import collections
 from collections.abc import Callable
+import logging
 import time
 from typing import Any
 
@@ -30,6 +31,7 @@ from jasgd.runtime import _visitors
 from jasgd.runtime import _watch
 from jasgd.runtime import _wire
 
+_log = logging.getLogger(__name__)
 _Verb = _messages.Verb
 _State = _books.State
 
@@ -209,7 +211,7 @@ class Server:
     """Handles an event; whatever is wrong with it is said to its sender."""
     channel, message, error = event
     if error is not None:  # The wire has refused it already.
-      self._core.counts[error.reason] += 1
+      self._count_refusal(channel, error)
       return
     if message is None:
       self._visitors.forget(channel)
@@ -227,8 +229,19 @@ class Server:
   def _refuse(
     self, channel: _wire.Channel, refusal: _messages.MessageError
   ) -> None:
-    self._core.counts[refusal.reason] += 1
+    self._count_refusal(channel, refusal)
     channel.send(_messages.Message(_Verb.REFUSED, text=str(refusal)))
+
+  def _count_refusal(
+    self, channel: _wire.Channel, refusal: _messages.MessageError
+  ) -> None:
+    """Counts it; the first of each kind is worth a line."""
+    counts = self._core.counts
+    if not counts[refusal.reason]:
+      _log.warning(
+        'Refused (%s), from %s: %s', refusal.reason, channel.name, refusal
+      )
+    counts[refusal.reason] += 1
 
   def _dispatch(
     self, channel: _wire.Channel, message: _messages.Message

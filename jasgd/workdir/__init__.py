@@ -9,6 +9,7 @@ from jasgd.workdir._checkpoints import save_checkpoint
 from jasgd.workdir._files import read_json
 from jasgd.workdir._files import WorkdirError
 from jasgd.workdir._files import write_json
+from jasgd.workdir._locks import hold_workdir
 from jasgd.workdir._metrics import MetricsWriter
 from jasgd.workdir._metrics import read_metrics
 from jasgd.workdir._paths import open_workdir
@@ -22,6 +23,7 @@ __all__ = [
   'Workdir',
   'WorkdirError',
   'describe_run',
+  'hold_workdir',
   'list_checkpoints',
   'load_params',
   'load_weights',

@@ -67,6 +67,11 @@ class Outcome(NamedTuple):
   is_same: bool  # Whether replay has the same bits.
 
   @property
+  def has_happened(self) -> bool:
+    """Whether anybody died: a random point may never be reached."""
+    return bool(self.num_restarts or self.num_left)
+
+  @property
   def is_good(self) -> bool:
     """Whether the run ended as if nothing had been."""
     return self.is_same and not self.num_twice and self.clock == NUM_UPDATES
@@ -153,7 +158,7 @@ def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
   """Draws faults, and prints how each run ended."""
   rng = random.Random(seed)
   rounds = 2 if quick else rounds
-  num_good = 0
+  num_good = num_happened = 0
   print(
     f'{"":5} {"task":9} {"protocol":13} {"optimizer":10} {"wire":7} '
     f'{"killed":8} '
@@ -165,6 +170,7 @@ def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory() as folder:
       outcome = run_fault(fault, folder)
     num_good += outcome.is_good
+    num_happened += outcome.has_happened
     where = f'{fault.point}:{fault.count}'
     print(
       f'{number:5} {fault.task:9} {fault.protocol:13} {fault.optimizer:10} '
@@ -174,6 +180,9 @@ def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
       f'{"" if outcome.is_good else f"  BAD: {outcome}"}',
       flush=True,
     )
-  print(f'{num_good} of {rounds} runs ended well and replay to the same bits.')
+  print(
+    f'{num_good} of {rounds} runs ended well and replay to the same bits; in '
+    f'{num_happened} of them somebody was killed.'
+  )
   if num_good < rounds:
     raise SystemExit(1)

@@ -19,12 +19,13 @@ OPTIONS = {'num_learners': 2, 'policy': 'inverse', 'eval_every': 100}
 
 
 class Net(nn.Module):
-  """Two layers."""
+  """Two layers, with statistics that are not trained."""
 
   @nn.compact
-  def __call__(self, inputs):
+  def __call__(self, inputs, train):
     """Logits."""
-    return nn.Dense(3)(nn.tanh(nn.Dense(8)(inputs)))
+    hidden = nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(inputs))
+    return nn.Dense(3)(nn.tanh(hidden))
 
 
 def make_task(num_samples=400):
@@ -45,7 +46,8 @@ def is_replayed(result):
   again = jasgd.replay(
     make_task(), OPTIMIZER, result.trace, policy='inverse', mode='exact'
   )
-  return jax.tree.all(jax.tree.map(np.array_equal, result.params, again.params))
+  found, replayed = ((each.params, each.stats) for each in (result, again))
+  return jax.tree.all(jax.tree.map(np.array_equal, found, replayed))
 
 
 def main(workdir, num_updates):

@@ -5,9 +5,11 @@ import re
 import signal
 
 import numpy as np
+import optax
 import pytest
 
 import jasgd
+from jasgd import protocols
 from jasgd import traces
 from tests import live
 from tests import trees
@@ -35,7 +37,7 @@ def test_own_model_is_trained_and_replayed(with_processes, processes, tmp_path):
   )
   assert result.clock == result.trace.num_updates == 150
   assert result.end_reason == 'All 150 updates were made.'
-  assert result.metrics['test/accuracy'] > 0.8
+  assert result.metrics['test/accuracy'] > 0.6  # By chance, a third.
   assert not result.is_diverged
   assert own_model.is_replayed(result)
   assert re.search(
@@ -53,6 +55,7 @@ def test_own_model_is_trained_and_replayed(with_processes, processes, tmp_path):
   )
   trees.assert_same_bits(again.params, result.params)
   assert again.metrics == result.metrics
+  assert again.trace == result.trace
   assert again.end_reason == result.end_reason
   assert own_model.is_replayed(again)
   with pytest.raises(ValueError, match='num_updates is 150 there and 151 here'):
@@ -86,6 +89,7 @@ def _read(output):
   return dict(re.findall(r'^(clock|end|same) (.*)$', output, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_a_script_that_was_stopped_goes_on(processes, tmp_path):
   workdir = tmp_path / 'work'
 
@@ -122,3 +126,35 @@ def test_a_script_that_was_stopped_goes_on(processes, tmp_path):
   assert 'was made by jasgd.train' in refused
   assert 'jasgd.replay(' in refused
   assert 'Traceback' not in refused
+
+
+def test_another_optimizer_does_not_go_on(tmp_path):
+  _train(workdir=tmp_path, processes=False, num_updates=10)
+  for change in (
+    {'policy': 'constant'},
+    {'get_rate': lambda epoch: 0.5},
+    {'per_gradient': optax.clip(1.0)},
+  ):
+    with pytest.raises(ValueError, match='another config: update is'):
+      _train(workdir=tmp_path, processes=False, num_updates=10, **change)
+  with pytest.raises(ValueError, match='another config: update is'):
+    jasgd.train(
+      own_model.make_task,
+      optax.sgd(0.06, momentum=0.9),
+      workdir=tmp_path,
+      processes=False,
+      **{**OPTIONS, 'num_updates': 10},
+    )
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'num_updates': 0}, 'num_updates must be .* at least 1, got 0'),
+    ({'protocol': protocols.downpour(2, 3)}, 'say at which local_rate'),
+    ({'make_task': lambda: 3}, 'make_task must give a Task, got 3'),
+  ],
+)
+def test_nonsense_is_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    _train(processes=False, **options)

@@ -26,7 +26,14 @@ def _run(*arguments, cwd=ROOT, timeout=300, **environment):
   )
 
 
-@pytest.mark.parametrize('suite', ['delay', 'import', 'simulator'])
+@pytest.mark.parametrize(
+  'suite',
+  [
+    'import',
+    pytest.param('delay', marks=pytest.mark.slow),
+    pytest.param('simulator', marks=pytest.mark.slow),
+  ],
+)
 def test_benchmark(suite):
   done = _run(
     sys.executable, '-m', 'launch.benchmark', f'--suite={suite}', '--quick'

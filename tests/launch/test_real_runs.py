@@ -190,7 +190,7 @@ def test_a_run_that_diverges_says_why(processes, tmp_path):
   assert re.search(
     r'The loss diverged: the last \d+ gradients were not finite .*the mean '
     r'staleness was \d\.\d \(at most \d+\) and the rate 1e\+09. A rule of '
-    r'thumb: .*optimizer\.policy=inverse does that',
+    r'thumb: .*to be divided by the staleness, which the policy inverse does',
     output,
   ), output
   assert 'Traceback' not in output
@@ -307,3 +307,20 @@ def _kill_server(run, program):
   os.kill(run.get_server_pid(), signal.SIGKILL)
   program.kill(signal.SIGKILL)
   program.wait(-signal.SIGKILL)
+
+
+def test_one_launch_at_a_time(processes, tmp_path):
+  first = _train(processes, tmp_path, LONG)
+  live.wait_until((tmp_path / 'server.json').exists, first)
+  output = _train(processes, tmp_path, LONG).wait(1)
+  assert 'is in use: there is a launcher already' in output
+  assert 'Traceback' not in output
+  first.kill(signal.SIGINT)
+  first.wait()
+
+
+def test_stopped_while_it_loads(processes, tmp_path):
+  starting = _train(processes, tmp_path)
+  live.wait_until(lambda: live.catches(starting.pid, signal.SIGTERM), starting)
+  starting.kill(signal.SIGINT)
+  assert 'Stopped before it began.' in starting.wait()

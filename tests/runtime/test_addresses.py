@@ -67,6 +67,9 @@ def test_the_wire_is_chosen_by_where_the_server_is(tmp_path):
   [
     ({'server': 'a:1', 'wire': 'pigeon'}, "Unknown wire 'pigeon'"),
     ({}, 'workdir or its address'),
+    ({'server': 'localhost'}, "HOST:PORT, got 'localhost'"),
+    ({'server': ':5'}, "HOST:PORT, got ':5'"),
+    ({'server': 'a b:5'}, "HOST:PORT, got 'a b:5'"),
   ],
 )
 def test_nonsense_is_refused(options, message):

@@ -94,6 +94,21 @@ def test_the_start_does_not_wait_for_one_that_has_gone_again(open_bench):
   assert third.last.verb == Verb.SNAPSHOT
 
 
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'num_updates': 0}, 'num_updates must be .* at least 1, got 0'),
+    ({'num_updates': -5}, 'num_updates must be .* at least 1, got -5'),
+    ({'num_epochs': 0.0}, 'num_epochs must be finite and above 0, got 0.0'),
+    ({'num_epochs': math.nan}, 'num_epochs must be .* got nan'),
+    ({'num_updates': None}, 'a run must end'),
+  ],
+)
+def test_budgets_of_nonsense(options, message):
+  with pytest.raises(ValueError, match=message):
+    cases.make_settings(**options)
+
+
 # --- Refusals.
 
 

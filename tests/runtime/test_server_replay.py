@@ -384,3 +384,9 @@ def test_replay_says_how_many_devices_it_needs():
   records['call'][records['kind'] == traces.Kind.JOIN] = 2
   with pytest.raises(ValueError, match='device_count=2'):
     cases.make_replay(traces.Trace(records, trace.header), task)
+
+
+def test_overlapped_gradients_in_flight_come_after_the_end():
+  task = cases.make_task()
+  _, trace = cases.train(task, protocols.asynchronous(), overlap=True)
+  assert np.any(trace.fate == protocols.Fate.AFTER_END)
