@@ -23,6 +23,7 @@ from ml_collections import config_flags
 
 from jasgd import experiment
 from jasgd import reports
+from jasgd import workdir as workdirs
 from launch import entry
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to train.')
@@ -50,7 +51,7 @@ def main() -> None:
   except ValueError as error:
     raise app.UsageError(str(error)) from None
   # Whoever comes last has the most rows, and writes what stays.
-  with experiment.lock_file(workdir / 'sweep.lock'):
+  with workdirs.lock_file(workdir / 'sweep.lock'):
     rows = experiment.read_rows(workdir, cells)
     _write(workdir, cells, axes, rows)
 

@@ -24,7 +24,6 @@ from jasgd.experiment._runtimes import ServerConfig
 from jasgd.experiment._simulations import NodeSimulationConfig
 from jasgd.experiment._simulations import SimulationConfig
 from jasgd.experiment._supervisor import RunError
-from jasgd.experiment._sweep import lock_file
 from jasgd.experiment._sweep import read_rows
 from jasgd.experiment._sweep import sweep
 from jasgd.experiment._sweep import write_csv
@@ -58,7 +57,6 @@ __all__ = [
   'Verification',
   'get_environment',
   'list_cells',
-  'lock_file',
   'make_replay',
   'make_task',
   'measure_chunk',

@@ -1,10 +1,8 @@
 """Sweeps: one run per cell of a grid, resumable, by any number of processes."""
 
 from collections.abc import Callable, Iterator
-import contextlib
 import csv
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -104,7 +102,8 @@ def _train_group(
     path = _get_path(root, cell)
     if path.exists():
       continue
-    with lock_file(path.with_suffix('.lock'), wait=False) as is_mine:
+    lock = path.with_suffix('.lock')
+    with workdirs.lock_file(lock, patience=0.0) as is_mine:
       if not is_mine or path.exists():
         continue
       if num_slots is None:
@@ -172,25 +171,3 @@ def _get_path(root: pathlib.Path, cell: _grid.Cell) -> pathlib.Path:
   return (
     root / 'cells' / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
   )
-
-
-@contextlib.contextmanager
-def lock_file(
-  path: str | os.PathLike[str], *, wait: bool = True
-) -> Iterator[bool]:
-  """Holds a lock that goes with the process, however that ends.
-
-  Args:
-    path: A file that stands for what is locked; it is made, and stays.
-    wait: Whether to wait for whoever holds it.
-
-  Yields:
-    Whether the lock is held: True if waited for.
-  """
-  with open(path, 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-      yield False
-      return
-    yield True

@@ -1,6 +1,6 @@
 """Arrow Flight, the client's side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import threading
@@ -156,15 +156,9 @@ class _FlightConnection(_wire.Connection):
     """Bytes, aligned, to write a payload into before it is sent."""
     return self._outgoing
 
-  def request(
-    self,
-    message: _messages.Message,
-    *,
-    has_payload: bool = False,
-    deadline: float,
-    on_wait: Callable[[str], None] | None = None,
-  ) -> _messages.Message:
-    """Asks, and blocks until there is an answer other than WAIT."""
+  def _send(
+    self, message: _messages.Message, has_payload: bool, deadline: float
+  ) -> None:
     if self._is_closed:
       raise _wire.WireError(f'The connection to {self._address} is closed.')
     message = dataclasses.replace(
@@ -172,27 +166,31 @@ class _FlightConnection(_wire.Connection):
     )
     head = _messages.encode_message(message, self._with_checksum)
     self._watchdog.watch(deadline)
-    try:
+    with self._translate(deadline):
       self._write(head, has_payload)
-      answer = self._read(on_wait)
+
+  def _receive(self, deadline: float) -> _messages.Message:
+    with self._translate(deadline):
+      answer = self._read()
+    if answer.verb != _messages.Verb.WAIT:
+      self._watchdog.rest()
+    return answer
+
+  @contextlib.contextmanager
+  def _translate(self, deadline: float) -> Iterator[None]:
+    """Says what went wrong with the stream as all wires do."""
+    try:
+      yield
     except (
-      StopIteration,
+      EOFError,
       _messages.MessageError,
       *_flight_stream.STREAM_ERRORS,
     ) as error:
-      self.close()
       if self._watchdog.has_barked:
         text = f'was silent for {deadline:g} seconds'
       else:
         text = f'is gone: {_shorten(error)}'
       raise _wire.WireError(f'The server at {self._address} {text}.') from error
-    except BaseException:  # An answer is still on its way.
-      self.close()
-      raise
-    self._watchdog.rest()
-    if answer.verb == _messages.Verb.REFUSED:
-      raise _wire.RefusedError(answer.text)
-    return answer
 
   def close(self) -> None:
     """Hangs up. Twice is no error."""
@@ -224,33 +222,32 @@ class _FlightConnection(_wire.Connection):
         raise
       # A server that cut us off may have said why, which is read next.
 
-  def _read(self, on_wait: Callable[[str], None] | None) -> _messages.Message:
-    """Reads up to an answer that is not WAIT."""
-    while True:
-      chunk = self._read_chunk()
-      if chunk.app_metadata is None:
-        raise _messages.MessageError('garbage', 'An answer had no head.')
-      head = memoryview(chunk.app_metadata)
-      answer, size = _messages.decode_message(head)
-      if size not in (0, self._payload_size):
-        raise _messages.MessageError(
-          'size',
-          f'A payload must have {self._payload_size} bytes, got {size}.',
-        )
-      if size:
-        into = self._get_buffer()
-        _flight_stream.read_payload(self._read_chunk, chunk.data, into)
-        answer.payload = into.view()
-        answer.payload.flags.writeable = False
-        _messages.check_payload(head, answer.payload)
-      if answer.verb != _messages.Verb.WAIT:
-        return answer
-      if on_wait is not None:
-        on_wait(answer.text)
+  def _read(self) -> _messages.Message:
+    """Reads a message, with its payload."""
+    chunk = self._read_chunk()
+    if chunk.app_metadata is None:
+      raise _messages.MessageError('garbage', 'An answer had no head.')
+    head = memoryview(chunk.app_metadata)
+    answer, size = _messages.decode_message(head)
+    if size not in (0, self._payload_size):
+      raise _messages.MessageError(
+        'size',
+        f'A payload must have {self._payload_size} bytes, got {size}.',
+      )
+    if size:
+      into = self._get_buffer()
+      _flight_stream.read_payload(self._read_chunk, chunk.data, into)
+      answer.payload = into.view()
+      answer.payload.flags.writeable = False
+      _messages.check_payload(head, answer.payload)
+    return answer
 
   def _read_chunk(self) -> Any:
     """The next of the stream."""
-    chunk = self._reader.read_chunk()
+    try:
+      chunk = self._reader.read_chunk()
+    except StopIteration:  # Which must not pass through a generator.
+      raise EOFError from None
     self._watchdog.renew()
     return chunk
 

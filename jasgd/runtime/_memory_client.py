@@ -1,6 +1,5 @@
 """The wire between processes of one host: shared memory, the client's side."""
 
-from collections.abc import Callable
 import os
 import socket
 import struct
@@ -83,7 +82,7 @@ class _MemoryConnection(_wire.Connection):
       raise _wire.WireError(
         f'The server is of user {uid}, this client of {os.geteuid()}.'
       )
-    greeting = self._receive()
+    greeting = self._receive(deadline)
     if greeting.verb == _messages.Verb.REFUSED:
       raise _wire.RefusedError(greeting.text)
     size = 0 if greeting.payload is None else greeting.payload.nbytes
@@ -96,31 +95,6 @@ class _MemoryConnection(_wire.Connection):
   @property
   def outgoing(self) -> np.ndarray:
     return self._buffers[_memory_wire.OUTGOING]
-
-  def request(
-    self,
-    message: _messages.Message,
-    *,
-    has_payload: bool = False,
-    deadline: float,
-    on_wait: Callable[[str], None] | None = None,
-  ) -> _messages.Message:
-    message.payload = self.outgoing if has_payload else None
-    data = _messages.encode_message(message, self._with_checksum)
-    try:
-      self._send(data, deadline)
-      answer = self._receive()
-      while answer.verb == _messages.Verb.WAIT:
-        if on_wait is not None:
-          on_wait(answer.text)
-        answer = self._receive()
-    except BaseException:
-      # The answer may still come: no later request must take it for its own.
-      self.close()
-      raise
-    if answer.verb == _messages.Verb.REFUSED:
-      raise _wire.RefusedError(answer.text)
-    return answer
 
   def close(self) -> None:
     self._socket.close()
@@ -137,16 +111,19 @@ class _MemoryConnection(_wire.Connection):
         self._socket.setsockopt(socket.SOL_SOCKET, option, value)
       self._deadline = deadline
 
-  def _send(self, data: bytes, deadline: float) -> None:
-    """Says something to the server, and sets the time for what it says."""
+  def _send(
+    self, message: _messages.Message, has_payload: bool, deadline: float
+  ) -> None:
+    message.payload = self.outgoing if has_payload else None
+    data = _messages.encode_message(message, self._with_checksum)
     try:
       self._set_deadline(deadline)
       self._socket.send(data)
     except OSError as error:
       raise _wire.WireError(f'The server is gone: {error}.') from error
 
-  def _receive(self) -> _messages.Message:
-    """The next thing that the server says, with its payload."""
+  def _receive(self, deadline: float) -> _messages.Message:
+    del deadline  # The kernel knows it since the request was sent.
     try:
       size, ancillary, _, _ = self._socket.recvmsg_into(
         [self._packet], _FD_SPACE, socket.MSG_CMSG_CLOEXEC

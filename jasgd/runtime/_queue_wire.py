@@ -127,36 +127,18 @@ class _QueueConnection(_wire.Connection):
   def outgoing(self) -> np.ndarray:
     return self._outgoing
 
-  def request(
-    self,
-    message: _messages.Message,
-    *,
-    has_payload: bool = False,
-    deadline: float,
-    on_wait: Callable[[str], None] | None = None,
-  ) -> _messages.Message:
+  def _send(
+    self, message: _messages.Message, has_payload: bool, deadline: float
+  ) -> None:
+    del deadline  # It takes no time.
     payload = self._sent if has_payload else None
     if not self._channel.receive(dataclasses.replace(message, payload=payload)):
       raise _wire.WireError('The connection is closed.')
-    try:
-      answer = self._receive(deadline)
-      while answer.verb == _messages.Verb.WAIT:
-        if on_wait is not None:
-          on_wait(answer.text)
-        answer = self._receive(deadline)
-    except BaseException:
-      # The answer may still come: no later request must take it for its own.
-      self.close()
-      raise
-    if answer.verb == _messages.Verb.REFUSED:
-      raise _wire.RefusedError(answer.text)
-    return answer
 
   def close(self) -> None:
     self._channel.leave()
 
   def _receive(self, deadline: float) -> _messages.Message:
-    """The next thing that the server says."""
     try:
       answer = self._channel.answers.get(timeout=deadline)
     except queue.Empty:

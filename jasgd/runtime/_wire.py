@@ -98,6 +98,23 @@ class Connection(abc.ABC):
     """
 
   @abc.abstractmethod
+  def _send(
+    self, message: _messages.Message, has_payload: bool, deadline: float
+  ) -> None:
+    """Sends a request.
+
+    Raises:
+      WireError: if the server is gone.
+    """
+
+  @abc.abstractmethod
+  def _receive(self, deadline: float) -> _messages.Message:
+    """The next thing that the server says, WAIT or an answer.
+
+    Raises:
+      WireError: if it is gone, silent, or talks nonsense.
+    """
+
   def request(
     self,
     message: _messages.Message,
@@ -125,6 +142,20 @@ class Connection(abc.ABC):
         connection is closed then.
       RefusedError: if the answer is REFUSED.
     """
+    try:
+      self._send(message, has_payload, deadline)
+      answer = self._receive(deadline)
+      while answer.verb == _messages.Verb.WAIT:
+        if on_wait is not None:
+          on_wait(answer.text)
+        answer = self._receive(deadline)
+    except BaseException:
+      # The answer may still come: no later request must take it for its own.
+      self.close()
+      raise
+    if answer.verb == _messages.Verb.REFUSED:
+      raise RefusedError(answer.text)
+    return answer
 
   @abc.abstractmethod
   def close(self) -> None:

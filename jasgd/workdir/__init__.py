@@ -10,6 +10,7 @@ from jasgd.workdir._files import read_json
 from jasgd.workdir._files import WorkdirError
 from jasgd.workdir._files import write_json
 from jasgd.workdir._locks import hold_workdir
+from jasgd.workdir._locks import lock_file
 from jasgd.workdir._metrics import MetricsWriter
 from jasgd.workdir._metrics import read_metrics
 from jasgd.workdir._paths import open_workdir
@@ -27,6 +28,7 @@ __all__ = [
   'list_checkpoints',
   'load_params',
   'load_weights',
+  'lock_file',
   'open_workdir',
   'read_json',
   'read_metrics',

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 import contextlib
 import fcntl
+import math
 import os
 import time
+from typing import TextIO
 
 from jasgd.workdir import _files
 from jasgd.workdir import _paths
@@ -41,22 +43,51 @@ def hold_workdir(
   """
   root = _paths.Workdir(workdir).root
   root.mkdir(parents=True, exist_ok=True)
-  deadline = time.monotonic() + patience
-  with open(root / f'{role}.lock', 'a+') as file:
-    while True:
-      try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        break
-      except BlockingIOError:
-        if time.monotonic() >= deadline:
-          file.seek(0)
-          raise _files.WorkdirError(
-            f'The workdir {os.fspath(workdir)!r} is in use: there is a {role} '
-            f'already (process {file.read().strip() or "?"}). End it first, or '
-            'give another workdir.'
-          ) from None
-      time.sleep(_INTERVAL)
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+  path = root / f'{role}.lock'
+  with lock_file(path, patience=patience) as is_held:
+    if not is_held:
+      raise _files.WorkdirError(
+        f'The workdir {os.fspath(workdir)!r} is in use: there is a {role} '
+        f'already (process {path.read_text() or "?"}). End it first, or give '
+        'another workdir.'
+      )
+    path.write_text(str(os.getpid()))
     yield
+
+
+@contextlib.contextmanager
+def lock_file(
+  path: _files.Path, *, patience: float = math.inf
+) -> Iterator[bool]:
+  """Holds a lock that goes with the process, however that ends.
+
+  Args:
+    path: A file that stands for what is locked; it is made, and stays.
+    patience: Seconds to wait for whoever holds it.
+
+  Yields:
+    Whether the lock is held.
+
+  Examples:
+    >>> import pathlib, tempfile
+    >>> from jasgd import workdir
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   path = pathlib.Path(folder, 'lock')
+    ...   with workdir.lock_file(path) as first:
+    ...     with workdir.lock_file(path, patience=0.0) as second:
+    ...       print(first, second)
+    True False
+  """
+  deadline = time.monotonic() + patience
+  with open(path, 'a') as file:
+    while not (is_held := _try_lock(file)) and time.monotonic() < deadline:
+      time.sleep(_INTERVAL)
+    yield is_held
+
+
+def _try_lock(file: TextIO) -> bool:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
