@@ -8,7 +8,7 @@ from jasgd.experiment._modes import train_and_evaluate
 from jasgd.experiment._optimizers import OptimizerConfig
 from jasgd.experiment._optimizers import ScheduleConfig
 from jasgd.experiment._own import train
-from jasgd.experiment._own import Trained
+from jasgd.experiment._own_run import Trained
 from jasgd.experiment._parts import FailureConfig
 from jasgd.experiment._parts import NetworkConfig
 from jasgd.experiment._parts import ProtocolConfig

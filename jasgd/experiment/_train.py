@@ -25,22 +25,10 @@ def run_simulated(
   on_metrics: OnMetrics | None = None,
   stream: TextIO | None = None,
 ) -> dict[str, Any]:
-  """Trains in virtual time, and leaves everything in a folder.
+  """Trains in virtual time; see `train_and_evaluate`, which calls it.
 
   Killed at any time and started again, it goes on from its last checkpoint, and
   the weights, the trace and the metrics are those of an undisturbed run.
-
-  Args:
-    config: What to do.
-    workdir: The folder; it is made if it is not there.
-    on_metrics: Called with the clock and the metrics, for other loggers.
-    stream: Where the progress goes; standard error if None.
-
-  Returns:
-    What is in `result.json`: the last metrics, and `is_diverged`.
-
-  Raises:
-    ValueError: if the config makes no sense, or the folder is of another run.
   """
   config.validate()
   settings = dataclasses.asdict(config)

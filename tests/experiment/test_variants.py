@@ -6,6 +6,7 @@ import pytest
 
 from jasgd import experiment
 from tests import live
+from tests.runtime import certificates
 
 MLP = {'name': 'digits', 'model': 'mlp', 'batch': 8}
 VARIANTS = {
@@ -27,12 +28,28 @@ VARIANTS = {
 }
 
 
+def _check(config, workdir):
+  config.processes.min_seconds = ()
+  result = experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
+  assert result['clock'] == 80
+  assert result['num_refused'] == 0
+  assert live.Run(workdir, config).check_replay() == 80
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', VARIANTS)
 def test_replay_has_the_same_bits(name, processes, tmp_path):
   del processes  # None is left.
-  config = live.make_config(num_updates=80, **VARIANTS[name])
-  config.processes.min_seconds = ()
-  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 80
-  assert live.Run(tmp_path, config).check_replay() == 80
+  _check(live.make_config(num_updates=80, **VARIANTS[name]), tmp_path)
+
+
+@pytest.mark.slow
+def test_mutual_tls_by_the_config(processes, tmp_path):
+  del processes
+  tls = certificates.make_authority(tmp_path, 'ours')
+  names = ('certificate', 'key', 'authority')
+  files = {name: str(getattr(tls, name)) for name in names}
+  config = live.make_config(
+    num_updates=80, runtime={'wire': 'flight'}, server=files
+  )
+  _check(config, tmp_path / 'run')

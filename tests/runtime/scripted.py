@@ -205,3 +205,25 @@ class Client:
     """Is gone, without a word."""
     self.connection.close()
     self.bench.step()
+
+
+def join(bench, count):
+  """Clients that were given the first weights."""
+  clients = [bench.join() for _ in range(count)]
+  for client in clients:
+    client.hear()
+  return clients
+
+
+def get_counts(bench):
+  """Messages, by what became of them."""
+  return bench.server.describe()['counts']
+
+
+def list_kinds(bench, kind):
+  """The learners of all records of a kind."""
+  return [
+    record['learner']
+    for record in bench.server.get_trace().records
+    if record['kind'] == kind
+  ]

@@ -1,7 +1,6 @@
 """Who may come over Arrow Flight."""
 
 import re
-import subprocess
 
 from pyarrow import flight
 import pytest
@@ -13,6 +12,7 @@ from jasgd.runtime import _flight_wire
 from jasgd.runtime import _inbox
 from jasgd.runtime import _messages
 from jasgd.runtime import _wire
+from tests.runtime import certificates
 from tests.runtime import flight_case
 
 DEADLINE, SIZE = flight_case.DEADLINE, flight_case.SIZE
@@ -102,50 +102,14 @@ def test_tokens_that_can_not_travel(inbox, token):
     )
 
 
-def _openssl(*arguments):
-  subprocess.run(
-    ['openssl', *map(str, arguments)],
-    check=True,
-    capture_output=True,
-    timeout=60,
-  )
-
-
-def _make_authority(folder, name):
-  """An authority, and what it has signed: for a server and for a client."""
-  folder = folder / name
-  folder.mkdir()
-  authority, authority_key = folder / 'authority.pem', folder / 'authority.key'
-  curve = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1']
-  _openssl(
-    *['req', '-x509', *curve, '-nodes', '-days', '2', '-subj', f'/CN={name}'],
-    *['-keyout', authority_key, '-out', authority],
-  )
-  extensions = folder / 'extensions'
-  extensions.write_text('subjectAltName=IP:127.0.0.1,DNS:localhost\n')
-  request, certificate, key = (
-    folder / f'own.{kind}' for kind in ('csr', 'pem', 'key')
-  )
-  _openssl(
-    *['req', *curve, '-nodes', '-subj', '/CN=127.0.0.1'],
-    *['-keyout', key, '-out', request],
-  )
-  _openssl(
-    *['x509', '-req', '-in', request, '-CA', authority, '-CAkey'],
-    *[authority_key, '-CAcreateserial', '-days', '2', '-extfile', extensions],
-    *['-out', certificate],
-  )
-  return _flight_security.Tls(certificate, key, authority)
-
-
 @pytest.fixture(scope='module')
 def tls(tmp_path_factory):
-  return _make_authority(tmp_path_factory.mktemp('tls'), 'ours')
+  return certificates.make_authority(tmp_path_factory.mktemp('tls'), 'ours')
 
 
 @pytest.fixture(scope='module')
 def other_tls(tmp_path_factory):
-  return _make_authority(tmp_path_factory.mktemp('tls'), 'theirs')
+  return certificates.make_authority(tmp_path_factory.mktemp('tls'), 'theirs')
 
 
 def test_mutual_tls(inbox, tls):

@@ -1,0 +1,19 @@
+"""What tests of the server share."""
+
+import pytest
+
+from tests.runtime import scripted
+
+
+@pytest.fixture
+def open_bench():
+  """Makes a bench, which is closed in the end."""
+  benches = []
+
+  def open_bench(*args, **options):
+    benches.append(scripted.Bench(*args, **options))
+    return benches[-1]
+
+  yield open_bench
+  for bench in benches:
+    bench.close()

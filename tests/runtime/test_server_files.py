@@ -1,0 +1,198 @@
+"""What the server leaves, and how it goes on from that."""
+
+import json
+import math
+
+import numpy as np
+
+from jasgd import protocols
+from jasgd import runtime
+from jasgd import traces
+from jasgd import workdir
+from tests.runtime import cases
+from tests.runtime import scripted
+
+Fate, Flag, Verb = protocols.Fate, scripted.Flag, scripted.Verb
+Message = scripted.Message
+join, get_counts = scripted.join, scripted.get_counts
+list_kinds = scripted.list_kinds
+
+
+def test_stop_and_go_on(open_bench, tmp_path):
+  bench = open_bench(
+    protocols.softsync(1), workdir=workdir.Workdir(tmp_path), num_learners=2,
+    num_updates=4,
+  )  # fmt: skip
+  first, second = join(bench, 2)
+  first.push()
+  second.push()
+  first.push()  # Half of an update.
+  boss = bench.connect()
+  assert boss.ask(Verb.STOP, text='Enough.').verb == Verb.ANSWER
+  for client in (first, second):
+    client.hear()
+    assert client.push()[0].verb == Verb.END
+  # The last one left, and took the update with it that it was waited for.
+  core = bench.get_core()
+  assert bench.server.clock == core.protocol.clock == 2
+  assert bench.server.is_over
+  bench.server.finish()
+  assert bench.server.get_trace().end_clock == 2
+  bench.crash()
+  bench.open(protocols.softsync(1))
+  assert (bench.server.clock, bench.server.end_reason) == (2, None)
+  assert bench.server.get_trace().end_clock is None
+  first, second = join(bench, 2)
+  while bench.server.end_reason is None:
+    first.push()
+    second.push()
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_a_run_that_is_over_stays_so(open_bench, tmp_path):
+  bench = open_bench(
+    workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=2
+  )
+  (client,) = join(bench, 1)
+  for _ in range(3):
+    client.push()
+  bench.server.finish()
+  bench.crash()
+  bench.open(protocols.asynchronous())
+  assert bench.server.end_reason == 'All 2 updates were made.'
+  assert not bench.server.is_over  # The learner may not have heard of it.
+  client.reconnect()
+  (answer,) = client.hello()
+  assert answer.verb == Verb.END
+  assert bench.server.is_over
+  assert bench.join().last.verb == Verb.END
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_those_who_waited_may_come_back_late(open_bench, tmp_path):
+  """The one whom they waited for is the first to come back."""
+  bench = open_bench(
+    protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=3,
+    num_updates=4, checkpoint_seconds=1.0,
+  )  # fmt: skip
+  clients = join(bench, 3)
+  for client in clients:
+    client.push()
+  for client in clients:
+    client.hear()
+  held = [client.make_push() for client in clients]
+  clients[0].send(held[0])
+  clients[1].send(held[1])
+  bench.tick(2.0)  # A checkpoint: 0 and 1 wait for 2.
+  bench.crash()
+  bench.open(protocols.hardsync())
+  for number in (2, 0, 1):
+    client = clients[number]
+    client.reconnect()
+    (answer,) = client.hello(held[number])
+    if number == 2:
+      assert answer.flags == Flag.RESEND
+      (answer,) = client.send(held[2])
+    assert (answer.verb, answer.clock, answer.step) == (Verb.SNAPSHOT, 2, 2)
+  assert bench.server.describe()['fates'] == {'applied': 6}
+  for client in clients:
+    client.push()
+  assert bench.server.clock == 3
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+  bench.check_leases()
+
+
+def test_new_learners_after_a_restart(open_bench, tmp_path):
+  """Nobody waits for those who died with the server, if others came."""
+  bench = open_bench(
+    protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,
+    checkpoint_seconds=1.0,
+  )  # fmt: skip
+  clients = join(bench, 2)
+  for client in clients:
+    client.push()
+  bench.tick(2.0)
+  bench.crash()
+  bench.open(protocols.hardsync())
+  clients = join(bench, 2)
+  assert [client.learner for client in clients] == [2, 3]
+  for client in clients:
+    client.push()
+  assert bench.server.clock == 2
+  assert list_kinds(bench, traces.Kind.LEAVE) == [0, 1]
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_those_who_do_not_come_back_are_lost(open_bench, tmp_path):
+  deadlines = runtime.Deadlines(rejoin=30.0)
+  bench = open_bench(
+    protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,
+    checkpoint_seconds=1.0, deadlines=deadlines,
+  )  # fmt: skip
+  clients = join(bench, 2)
+  for client in clients:
+    client.push()
+  bench.tick(2.0)
+  bench.crash()
+  bench.open(protocols.hardsync())
+  client = bench.join()
+  client.push()
+  bench.tick(29.0)
+  client.hear()
+  assert bench.server.clock == 1
+  assert 'absent' in client.waits[-1]
+  bench.tick(2.0)
+  assert bench.server.clock == 2
+
+
+def test_metrics_and_evaluation(open_bench, tmp_path):
+  bench = open_bench(
+    workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=5,
+    eval_every=2,
+  )  # fmt: skip
+  (client,) = join(bench, 1)
+  kept = {}
+  for _ in range(3):
+    client.push()
+    kept[client.last.clock] = np.array(client.last.payload)
+  status = json.loads(bench.connect().ask(Verb.STATUS).text)
+  assert status['evaluation_clock'] == 2
+  observer = bench.connect()
+  weights = observer.ask(Verb.PULL, flags=Flag.AT_CLOCK)
+  assert weights.clock == 2
+  np.testing.assert_array_equal(weights.payload, kept[2])
+  assert observer.ask(Verb.PULL).clock == 3
+  text = json.dumps({'test/accuracy': 0.5})
+  assert observer.ask(Verb.REPORT, clock=2, text=text).verb == Verb.ANSWER
+  for _ in range(3):
+    client.push()
+  assert not bench.server.is_over  # Somebody still looks.
+  observer.ask(Verb.LEAVE)
+  rows = workdir.read_metrics(tmp_path)
+  assert rows['clock'].tolist() == [2, 4, 5]
+  np.testing.assert_array_equal(
+    rows['test/accuracy'], [0.5, math.nan, math.nan]
+  )
+  assert rows['server/staleness_mean'].tolist() == [0, 0, 0]
+  bench.check_leases()
+
+
+def test_metrics_go_on_after_a_restart(open_bench, tmp_path):
+  bench = open_bench(
+    workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=8,
+    eval_every=4, checkpoint_seconds=1.0,
+  )  # fmt: skip
+  (client,) = join(bench, 1)
+  for _ in range(4):
+    client.push()
+  bench.tick(2.0)
+  metrics = bench.server.describe()['metrics']
+  bench.crash()
+  bench.open(protocols.asynchronous())
+  status = bench.server.describe()
+  assert status['metrics'] == metrics
+  assert status['evaluation_clock'] == 4
+  assert status['fates'] == {'applied': 4}
+  assert workdir.read_metrics(tmp_path)['clock'].tolist() == [4]
+  pulled = bench.connect().ask(Verb.PULL, flags=Flag.AT_CLOCK)
+  assert (pulled.incarnation, pulled.clock) == (0, 4)

@@ -1,0 +1,202 @@
+"""What the server refuses, and that it counts it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jasgd import protocols
+from tests.runtime import cases
+from tests.runtime import scripted
+
+Fate, Flag, Verb = protocols.Fate, scripted.Flag, scripted.Verb
+Message = scripted.Message
+join, get_counts = scripted.join, scripted.get_counts
+list_kinds = scripted.list_kinds
+
+
+def refuse_stranger(bench):
+  client = bench.connect()
+  return client, Message(Verb.EXCHANGE)
+
+
+def refuse_learner(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(learner=7)
+
+
+def refuse_held(bench):
+  client = bench.join()
+  client.learner, client.weights = 0, None
+  return client, Message(Verb.FETCH, learner=0)
+
+
+def refuse_step(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(step=1)
+
+
+def refuse_clock(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(incarnation=3)
+
+
+def refuse_future(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(clock=5)
+
+
+def refuse_size(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(payload=None)
+
+
+def refuse_other_size(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(payload=np.zeros(64, np.uint8))
+
+
+def refuse_loss(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(loss=math.nan)
+
+
+def refuse_seconds(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(seconds=-1.0)
+
+
+def refuse_notice(bench):
+  (client,) = join(bench, 1)
+  return client, Message(Verb.NOTICE, learner=0, clock=-4)
+
+
+def refuse_fetch(bench):
+  (client,) = join(bench, 1)
+  return client, Message(Verb.FETCH, learner=0, step=2)
+
+
+def make_hello(bench, **said):
+  said = {'fingerprint': bench.server.fingerprint, **said}
+  return Message(Verb.HELLO, step=-1, text=json.dumps(said))
+
+
+def refuse_fingerprint(bench):
+  return bench.connect(), make_hello(bench, fingerprint='other')
+
+
+def refuse_hello(text):
+  def refuse(bench):
+    return bench.connect(), Message(Verb.HELLO, step=-1, text=text)
+
+  return refuse
+
+
+def refuse_said(**said):
+  return lambda bench: (bench.connect(), make_hello(bench, **said))
+
+
+def refuse_held_step(bench):
+  message = make_hello(bench)
+  message.step = 1 << 40
+  return bench.connect(), message
+
+
+def refuse_taken(bench):
+  join(bench, 1)
+  message = make_hello(bench, instance='another')
+  message.learner = 0
+  return bench.connect(), message
+
+
+def refuse_twice(bench):
+  (client,) = join(bench, 1)
+  return client, make_hello(bench)
+
+
+def refuse_verb(bench):
+  return bench.connect(), Message(Verb.SNAPSHOT)
+
+
+def refuse_report(text, clock=0):
+  def refuse(bench):
+    return bench.connect(), Message(Verb.REPORT, clock=clock, text=text)
+
+  return refuse
+
+
+# What is wrong -> the reason, the protocol, how many learners, and who says it.
+REFUSALS = {
+  'stranger': ('stranger', refuse_stranger),
+  'learner': ('learner', refuse_learner),
+  'held': ('held', refuse_held),
+  'step': ('step', refuse_step),
+  'incarnation': ('clock', refuse_clock),
+  'future': ('future', refuse_future),
+  'no payload': ('size', refuse_size),
+  'another payload': ('size', refuse_other_size),
+  'loss': ('number', refuse_loss),
+  'seconds': ('number', refuse_seconds),
+  'notice': ('clock', refuse_notice),
+  'fetch': ('step', refuse_fetch),
+  'fingerprint': ('fingerprint', refuse_fingerprint),
+  'no JSON': ('hello', refuse_hello('{')),
+  'a list': ('hello', refuse_hello('[1]')),
+  'deep JSON': ('hello', refuse_hello('[' * 60_000)),
+  'instance': ('hello', refuse_said(instance='\ud800')),
+  'many devices': ('hello', refuse_said(num_devices=3)),
+  'no devices': ('hello', refuse_said(num_devices=True)),
+  'a step too far': ('hello', refuse_held_step),
+  'taken': ('taken', refuse_taken),
+  'twice': ('twice', refuse_twice),
+  'verb': ('verb', refuse_verb),
+  'report, no JSON': ('report', refuse_report('x')),
+  'report, no object': ('report', refuse_report('[1]')),
+  'report, no number': ('report', refuse_report('{"a": NaN}')),
+  'report, too large': ('report', refuse_report('{"a": 1%s}' % ('0' * 400))),
+  'report, clock': ('report', refuse_report('{"clock": 1}')),
+  'report, deep': ('report', refuse_report('[' * 60_000)),
+  'report, name': ('report', refuse_report('{"\\ud800": 1}')),
+  'report, future': ('clock', refuse_report('{"a": 1}', clock=9)),
+}
+
+
+@pytest.mark.parametrize('name', REFUSALS)
+def test_refusals(open_bench, name):
+  reason, refuse = REFUSALS[name]
+  protocol = None
+  if name == 'fetch':
+    protocol = protocols.downpour(2, 3)
+  num_learners = 2 if name == 'held' else 1
+  bench = open_bench(protocol, num_learners=num_learners, num_updates=3)
+  client, message = refuse(bench)
+  accepted = get_counts(bench).get('accepted', 0)
+  (answer,) = client.send(message)
+  assert answer.verb == Verb.REFUSED
+  assert len(answer.text) > 10
+  assert get_counts(bench) == {
+    reason: 1,
+    **({'accepted': accepted} if accepted else {}),
+  }
+  bench.check_leases()
+  # The run is as it was.
+  if protocol is None:
+    clients = [client] if client.weights is not None else join(bench, 1)
+    for _ in range(3):
+      clients[0].push()
+    trace = bench.server.get_trace()
+    assert trace.end_clock == 3
+    cases.check_replay(bench.server, trace, bench.task)
+
+
+def test_what_a_wire_refuses_is_counted(open_bench):
+  from jasgd.runtime import _messages
+  from jasgd.runtime import _wire
+
+  bench = open_bench()
+  client = bench.connect()
+  error = _messages.MessageError('garbage', 'It is no message.')
+  bench.server.inbox.put(_wire.Event(client.channel, error=error))
+  bench.step()
+  assert get_counts(bench) == {'garbage': 1}
