@@ -8,6 +8,9 @@ from jasgd.gossip import _checks
 from jasgd.gossip import _draws
 from jasgd.gossip import _topology
 
+# Of elastic averaging: where the gradient after an exchange is taken.
+ORDERS = ('a3', 'easgd')
+
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
@@ -55,12 +58,16 @@ class Elastic(Strategy):
     <https://arxiv.org/abs/1412.6651>`_, 2015
   """
 
-  rate: float = 0.1
+  rate: float = 0.1  # 0: nobody moves, and all nodes are on their own.
+  # Where the gradient after an exchange is taken: 'a3' at the mixed weights, as
+  # Jin et al. do; 'easgd' at those before, as Zhang et al. do.
+  order: str = 'a3'
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if not 0 < protocols.check_number('rate', self.rate) <= 1:
-      raise ValueError(f'rate must be above 0 and at most 1, got {self.rate}.')
+    if not 0 <= protocols.check_number('rate', self.rate) <= 1:
+      raise ValueError(f'rate must be from 0 to 1, got {self.rate}.')
+    _checks.check_choice('order', self.order, ORDERS)
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -114,7 +121,7 @@ class Gossip(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class Pull(Gossip):
-  """Pull-gossip: x <- (x + x_peer) / 2, with the weights the peer has then.
+  """Pull-gossip: x <- (1 - beta) x + beta x_peer, as the peer is then.
 
   With a topology: the weighted mean that it says, of all peers of that round.
 
@@ -123,7 +130,17 @@ class Pull(Gossip):
     <https://arxiv.org/abs/1611.04581>`_, 2016
   """
 
+  beta: float = 0.5  # Of a random peer; a topology has weights of its own.
   _words: ClassVar[str] = 'waits for the weights of a peer and averages'
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    _checks.check_weight(self.beta)
+    if self.beta != 0.5 and not isinstance(self.peers, str):
+      raise ValueError(
+        'A topology has weights of its own (see with_constant_weights): leave '
+        f'beta at 0.5, got {self.beta}.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,9 +61,15 @@ def test_the_number_of_nodes_must_fit_the_topology(strategy):
 @pytest.mark.parametrize(
   ('build', 'message'),
   [
-    (lambda: gossip.Elastic(rate=0), 'rate must be above 0'),
-    (lambda: gossip.Elastic(rate=1.1), 'at most 1, got 1.1'),
-    (lambda: gossip.Elastic(rate=float('nan')), 'at most 1, got nan'),
+    (lambda: gossip.Elastic(rate=-0.1), 'rate must be from 0 to 1'),
+    (lambda: gossip.Elastic(order='b'), 'Unknown order'),
+    (lambda: gossip.Pull(beta=2), 'weight must be from 0 to 1'),
+    (
+      lambda: gossip.Pull(beta=0.3, peers=gossip.ring(4)),
+      'leave beta at 0.5',
+    ),
+    (lambda: gossip.Elastic(rate=1.1), 'from 0 to 1, got 1.1'),
+    (lambda: gossip.Elastic(rate=float('nan')), 'from 0 to 1, got nan'),
     (lambda: gossip.Elastic(rate='x'), "rate must be a number, got 'x'"),
     (lambda: gossip.Elastic(rate=None), 'rate must be a number, got None'),
     (lambda: gossip.Pull(peers='friends'), "Unknown peers 'friends'. Known"),
