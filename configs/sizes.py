@@ -7,6 +7,7 @@ from jasgd import experiment
 _Config = TypeVar(
   '_Config',
   experiment.NodeSimulationConfig,
+  experiment.NodeTrainingConfig,
   experiment.SimulationConfig,
   experiment.TrainingConfig,
 )
@@ -19,6 +20,8 @@ def apply_size(config: _Config, size: str) -> _Config:
   if size == 'smoke':
     if isinstance(config, experiment.TrainingConfig):
       config.num_updates = 20
+    elif isinstance(config, experiment.NodeTrainingConfig):
+      config.num_epochs /= 20
     elif isinstance(config, experiment.SimulationConfig):
       config.num_gradients = 200
     else:

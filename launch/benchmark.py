@@ -2,31 +2,40 @@
 
   python -m launch.benchmark --suite=delay    a delayed step against a plain one
   python -m launch.benchmark --suite=faults --rounds=100   random kills
+  python -m launch.benchmark --suite=gossip   a mix against an all-reduce
   python -m launch.benchmark --suite=import   `import jasgd` against optax
   python -m launch.benchmark --suite=server   updates per second against peers
   python -m launch.benchmark --suite=simulator   gradients simulated per second
+  python -m launch.benchmark --suite=stragglers --workdir=W   who waits for whom
   python -m launch.benchmark --suite=training   the engine against PyTorch
 
 Absolute times depend on the machine and on who else uses it; the ratios are
 taken between programs that run in turns, and can be compared.
 """
 
+from collections.abc import Callable
+import tempfile
+
 from absl import flags
 
 from launch import entry
 from launch.benchmarks import delay
 from launch.benchmarks import faults
+from launch.benchmarks import gossip
 from launch.benchmarks import imports
 from launch.benchmarks import server
 from launch.benchmarks import simulator
+from launch.benchmarks import stragglers
 from launch.benchmarks import training
 
-_SUITES = {
+_SUITES: dict[str, Callable[..., None]] = {
   'delay': delay.run,
   'faults': faults.run,
+  'gossip': gossip.run,
   'import': imports.run,
   'server': server.run,
   'simulator': simulator.run,
+  'stragglers': stragglers.run,
   'training': training.run,
 }
 
@@ -39,6 +48,9 @@ _QUICK = flags.DEFINE_bool(
 _ROUNDS = flags.DEFINE_integer(
   'rounds', 20, 'faults: how many runs to disturb.', lower_bound=1
 )
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'stragglers: where the runs and their report go.'
+)
 _SEED = flags.DEFINE_integer('seed', 0, 'faults: of what happens when.')
 
 
@@ -46,6 +58,9 @@ def main() -> None:
   """Runs a suite."""
   if _SUITE.value == 'faults':
     faults.run(_QUICK.value, _ROUNDS.value, _SEED.value)
+  elif _SUITE.value == 'stragglers':
+    workdir = _WORKDIR.value or tempfile.mkdtemp(prefix='stragglers-')
+    stragglers.run(_QUICK.value, workdir)
   else:
     _SUITES[_SUITE.value](quick=_QUICK.value)
 

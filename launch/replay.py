@@ -5,7 +5,10 @@
 Every gradient is computed again, on the weights that the trace says, and
 applied in the order that the trace says, on one device. The weights must be
 those of the run's last checkpoint, to the last bit; if not, the first clock
-where they differ is printed, and the exit code is 1.
+where they differ is printed, and the exit code is 1. Of nodes without a server
+each is compared with its own checkpoint, and so is the centre of elastic
+averaging; all-reduce, which sums in an order of its own, must be within 1e-6 of
+the norm of the weights.
 
 On a CPU bits depend on the number of threads that XLA sees. The trace has the
 number, and this program starts itself again with it if need be.
@@ -35,6 +38,11 @@ def main() -> None:
   """Compares."""
   workdir = _WORKDIR.value
   try:
+    nodes = experiment.read_nodes(workdir)
+    if nodes is not None:
+      _adopt(experiment.get_environment(nodes[1]))
+      _print_nodes(experiment.verify_nodes(workdir))
+      return
     _, trace = experiment.read_run(workdir)
     _adopt(experiment.get_environment(trace))
     found = experiment.verify(workdir)
@@ -57,6 +65,31 @@ def main() -> None:
       'Different: the first weights that differ are those of clock '
       f'{found.first_difference}, of {found.clock}.'
     )
+  sys.exit(1)
+
+
+def _print_nodes(found: experiment.NodeVerification) -> None:
+  """Says which nodes are what their traces say."""
+  names = {
+    member: 'the centre' if member < 0 else f'node {member}'
+    for member in sorted(found.versions, reverse=True)
+  }
+  what = 'Bit-identical' if found.is_exact else 'The same to 1e-6'
+  if found.is_same:
+    print(
+      f'{what}: the replay gives the weights of the checkpoints of '
+      + ', '.join(
+        f'{name} (version {found.versions[member]})'
+        for member, name in sorted(names.items(), reverse=True)
+      )
+      + '.'
+    )
+    return
+  different = ', '.join(names[member] for member in found.different)
+  print(
+    f'Different: {different}; the largest difference is {found.distance:.3g} '
+    'of the norm of the weights.'
+  )
   sys.exit(1)
 
 

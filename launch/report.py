@@ -6,8 +6,9 @@
 On one run it is `report.html` in its workdir, unless --output says otherwise.
 The page has everything in it: curves against epochs and time, the staleness,
 a timeline, what became of the gradients, what each learner did, and the
-settings. Its pictures also lie beside it as PNGs, in a folder of its name. Runs
-that are not finished get a report of what is there.
+settings; of nodes without a server, how old what they mixed in was, how fast
+each stepped, and what they sent. Its pictures also lie beside it as PNGs, in a
+folder of its name. Runs that are not finished get a report of what is there.
 """
 
 from absl import app

@@ -4,7 +4,8 @@
     --config.task.data_dir=DATA \
     --grid='optimizer.rate=1e-3,1e-2;task.batch=64,128;protocol.delay=0,8'
 
-Any field of the config may be an axis. Fields that change together are joined:
+Any field of the config, with a server or of nodes without one, may be an axis.
+Fields that change together are joined:
 --grid='optimizer.name,optimizer.rate=sgd:0.1,adam:0.001;seed=0,1,2'.
 
 One row per cell is printed as it is done. Killed and started again, the sweep
@@ -41,7 +42,9 @@ _VALUE = flags.DEFINE_string(
 def main() -> None:
   """Validates all cells, trains them, and writes the table and pictures."""
   config = _CONFIG.value
-  entry.check_config(config, experiment.TrainingConfig)
+  entry.check_config(
+    config, experiment.TrainingConfig, experiment.NodeTrainingConfig
+  )
   workdir = pathlib.Path(_WORKDIR.value)
   try:
     axes = experiment.parse_grid(_GRID.value)

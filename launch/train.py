@@ -4,10 +4,12 @@
   python -m launch.train --config=configs/mnist_delay.py --workdir=/tmp/b \
     --config.task.data_dir=DATA --config.protocol.delay=32
   python -m launch.train --config=configs/mnist_delay.py:smoke --workdir=/tmp/c
+  python -m launch.train --config=configs/gossip_digits.py --workdir=/tmp/d
 
 config.runtime.mode says where: `simulate`, in virtual time in this process;
-`local`, one server and its learners as processes of this machine; `cluster`,
-the same on many machines, with one command each:
+`local`, one server and its learners, or nodes without a server, as processes of
+this machine; `devices`, nodes on the devices of this process; `cluster`, a
+server and its learners on many machines, with one command each:
 
   C='--config=configs/digits_async.py --config.runtime.mode=cluster'
   python -m launch.train $C --role=server --workdir=W --config.server.host=H
@@ -18,9 +20,10 @@ Each field of the config is a flag, --config.FIELD=VALUE; `:smoke` behind a
 config's name is the same for a few seconds. Killed at any time and started
 again, a run goes on from its last checkpoint; Ctrl-C and SIGTERM save first.
 
-The workdir gets `config.json`, `provenance.json`, `trace`, `metrics.jsonl`,
-`tensorboard/`, `checkpoints/`, `result.json` and `report.html`; of a real run
-also `logs/`, `token`, and while it runs `server.json`. The weights:
+The workdir gets `config.json`, `provenance.json`, `trace` (of nodes a folder,
+with a file for each), `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
+`result.json` and `report.html`; of a real run also `logs/`, `token`, and while
+it runs `server.json`. The weights, of nodes their mean:
 `jasgd.load_params(workdir)`. Is the run what its trace says?
 `python -m launch.replay --workdir=W`.
 """
@@ -57,12 +60,14 @@ _SERVER = flags.DEFINE_string(
 def main() -> None:
   """Validates the config, trains, and writes a report."""
   config, workdir = _CONFIG.value, _WORKDIR.value or ''
-  entry.check_config(config, experiment.TrainingConfig)
-  _check_role(config.runtime.mode)
+  entry.check_config(
+    config, experiment.TrainingConfig, experiment.NodeTrainingConfig
+  )
+  _check_role(config)
   if _ROLE.value == 'learner':
     _learn(config)
     return
-  print(config.protocol.make().describe(), flush=True)
+  print(config.describe(), flush=True)
   try:
     result = _run(config, workdir)
   except ValueError as error:
@@ -84,8 +89,14 @@ def main() -> None:
     sys.exit(1)
 
 
-def _check_role(mode: str) -> None:
+def _check_role(config: experiment.RunConfig) -> None:
   """Raises a usage error if the flags do not fit together."""
+  mode = config.runtime.mode
+  if mode == 'cluster' and not isinstance(config, experiment.TrainingConfig):
+    raise app.UsageError(
+      'config.runtime.mode=cluster is for a server and its learners; for nodes '
+      'there are simulate, local and devices.'
+    )
   if (mode == 'cluster') != (_ROLE.value is not None):
     raise app.UsageError(
       'A cluster has roles, and nothing else has: give --role=server or '
@@ -98,11 +109,15 @@ def _check_role(mode: str) -> None:
     )
 
 
-def _run(config: experiment.TrainingConfig, workdir: str) -> dict[str, Any]:
+def _run(
+  config: experiment.TrainingConfig | experiment.NodeTrainingConfig,
+  workdir: str,
+) -> dict[str, Any]:
   """Trains, where the config says."""
   if not config.runtime.is_real:
     entry.take_signals()
-  if config.runtime.mode == 'cluster':
+  if _ROLE.value == 'server':
+    assert isinstance(config, experiment.TrainingConfig)
     return experiment.run_server(config, workdir, num_learners=0)
   return experiment.train_and_evaluate(config, workdir)
 
@@ -131,12 +146,19 @@ def _print_result(result: dict[str, Any]) -> None:
     is_number = isinstance(value, float)
     print(f'{name:24} {f"{value:.6g}" if is_number else value}')
   if result['is_diverged'] and 'end_reason' not in result:
-    print(
-      f'The loss was not finite before clock {result["clock"]}: at a staleness '
-      f'of {result["server/staleness_mean"]:.1f} a rate of '
-      f'{result["server/rate"]:g} is too large. A rule of thumb: divide the '
-      'rate by the staleness, or set optimizer.policy=inverse.'
-    )
+    clock = result['clock']
+    print(f'The loss was not finite before clock {clock}: {_advise(result)}')
+
+
+def _advise(result: dict[str, Any]) -> str:
+  """What to do about a run that diverged."""
+  if 'server/rate' not in result:  # Of nodes.
+    return f'a rate of {result["train/rate"]:g} is too large.'
+  return (
+    f'at a staleness of {result["server/staleness_mean"]:.1f} a rate of '
+    f'{result["server/rate"]:g} is too large. A rule of thumb: divide the rate '
+    'by the staleness, or set optimizer.policy=inverse.'
+  )
 
 
 if __name__ == '__main__':

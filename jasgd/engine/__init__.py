@@ -4,6 +4,10 @@
 run calls them, and so does `replay`, which executes a trace.
 """
 
+from jasgd.engine._devices import DeviceArrays
+from jasgd.engine._devices import DeviceProgram
+from jasgd.engine._devices import DeviceState
+from jasgd.engine._devices import make_device_program
 from jasgd.engine._events import count_devices
 from jasgd.engine._events import read_digests
 from jasgd.engine._flat import Learner
@@ -21,7 +25,15 @@ from jasgd.engine._layout import Parts
 from jasgd.engine._layout import WIRE_DTYPES
 from jasgd.engine._local import Copy
 from jasgd.engine._memory import check_memory
+from jasgd.engine._node_plan import count_node_epochs
+from jasgd.engine._node_plan import make_node_plan
+from jasgd.engine._node_plan import NodePlan
+from jasgd.engine._node_run import NodeReplay
+from jasgd.engine._node_step import make_node_functions
+from jasgd.engine._node_step import Node
+from jasgd.engine._node_step import NodeFunctions
 from jasgd.engine._nodes import NodesReplayed
+from jasgd.engine._nodes import replay_nodes
 from jasgd.engine._plan import make_plan
 from jasgd.engine._plan import Plan
 from jasgd.engine._replay import find_difference
@@ -37,9 +49,16 @@ __all__ = [
   'MODES',
   'WIRE_DTYPES',
   'Copy',
+  'DeviceArrays',
+  'DeviceProgram',
+  'DeviceState',
   'Gradient',
   'Layout',
   'Learner',
+  'Node',
+  'NodeFunctions',
+  'NodePlan',
+  'NodeReplay',
   'NodesReplayed',
   'Parts',
   'Plan',
@@ -52,14 +71,19 @@ __all__ = [
   'check_memory',
   'choose_devices',
   'count_devices',
+  'count_node_epochs',
   'find_difference',
+  'make_device_program',
   'make_gradient',
   'make_layout',
   'make_learner',
+  'make_node_functions',
+  'make_node_plan',
   'make_plan',
   'make_server',
   'make_update',
   'place_data',
   'read_digests',
   'replay',
+  'replay_nodes',
 ]

@@ -1,77 +1,122 @@
-"""From the traces of nodes to what is computed, one event at a time."""
+"""From the traces of nodes to what is computed, and where it is kept."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from jasgd import traces
+from jasgd.engine import _node_events
+from jasgd.engine import _node_operations
+from jasgd.engine import _node_slots
 
-# What an event is: a node's step, its mix with others, the mean of several
-# nodes, or keeping weights that are read again after they have changed.
-STEP, MIX, MEAN, KEEP = range(4)
 
-_Version = tuple[int, int]  # A row and how often its weights had changed.
+class Steps(NamedTuple):
+  """Columns with an entry for each step of any node: see `Operation`.
+
+  What is read and written are slots.
+  """
+
+  node: np.ndarray
+  step: np.ndarray
+  own: np.ndarray
+  source: np.ndarray
+  write: np.ndarray
+  state_read: np.ndarray
+  state_write: np.ndarray
+  rate: np.ndarray  # As a factor.
+
+
+class Mixes(NamedTuple):
+  """Columns with an entry for each operation that is no step."""
+
+  kind: np.ndarray
+  own: np.ndarray
+  source: np.ndarray
+  write: np.ndarray
+  own_weight: np.ndarray
+  weight: np.ndarray
+  state_read: np.ndarray
+  state_write: np.ndarray
+  rate: np.ndarray  # Of an UPDATE.
+
+
+class _Names(NamedTuple):
+  """Columns with an entry for each change of what a row has."""
+
+  position: np.ndarray
+  row: np.ndarray
+  version: np.ndarray
+  slot: np.ndarray
+  state: np.ndarray
+
+
+class Held(NamedTuple):
+  """Where the rows' weights are, with an entry for each row."""
+
+  slot: np.ndarray
+  state: np.ndarray
+  version: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NodePlan:
-  """What replay computes: arrays with an entry for each event.
+  """What replay computes. Weights, and forces and gradients, are in slots.
 
-  The weights of node i are row i, those of the centre the row after the last
-  node. Versions that are read after they were overwritten are kept in the rows
-  behind these, for as long as they are needed.
+  A position is how many steps were made, with all mixes up to the next one.
 
   Attributes:
-    kind: STEP, MIX, MEAN or KEEP.
-    row: Whose weights change; of a KEEP, the row they go to.
-    step: Of a STEP, the minibatch.
-    sources: [events, k]: the rows that are read. Of a STEP the first, where the
-      gradient is computed; of a KEEP the first, which is copied.
-    weights: [events, k]: of a MIX, what the sources are multiplied with.
-    own_weight: Of a MIX, what the own weights are multiplied with.
-    group: Of a MEAN, which row of `members`.
-    members: [means, rows]: of each MEAN, 1 for those who take part, else 0.
-    rate: Of a STEP, as a factor.
-    time: When it ended.
-    samples: Of all steps so far.
+    steps: What steps read and write.
+    mixes: What all other operations do.
+    ends: [num_steps + 1]: how many mixes were made at a position; at position
+      0 those that come before the first step.
+    time: When each step ended.
+    samples: Of all steps, with this one.
     num_nodes: Without the centre.
-    num_rows: With the centre and kept versions.
-    has_centre: Whether there is one.
+    num_slots: For weights; the first holds the first ones.
+    num_states: Likewise, for what optimizers keep.
+    has_centre: Whether there is one; it is the row after the last node's.
+    averages_gradients: Whether gradients are averaged, and not weights.
+    has_rates: Whether there is a schedule.
+    wire_dtype: What float32 was rounded to in messages.
   """
 
-  kind: np.ndarray
-  row: np.ndarray
-  step: np.ndarray
-  sources: np.ndarray
-  weights: np.ndarray
-  own_weight: np.ndarray
-  group: np.ndarray
-  members: np.ndarray
-  rate: np.ndarray
+  steps: Steps
+  mixes: Mixes
+  ends: np.ndarray
   time: np.ndarray
   samples: np.ndarray
   num_nodes: int
-  num_rows: int
+  num_slots: int
+  num_states: int
   has_centre: bool
+  averages_gradients: bool
+  has_rates: bool
+  wire_dtype: str
+  names: _Names
 
   @property
   def num_steps(self) -> int:
     """Steps of all nodes."""
-    return int(np.count_nonzero(self.kind == STEP))
+    return len(self.time)
 
+  def locate(self, position: int) -> Held:
+    """Where the weights of all rows are, at a position.
 
-@dataclasses.dataclass(kw_only=True)
-class _Event:
-  """One change of weights, before rows are given out."""
+    Args:
+      position: As far as `ends` goes.
 
-  kind: int
-  rows: list[int]  # Whose weights change.
-  reads: list[_Version]
-  weights: list[float] = dataclasses.field(default_factory=list)
-  own_weight: float = 1.0
-  step: int = 0
-  time: float = 0.0
+    Returns:
+      Slots, and versions.
+    """
+    num_rows = self.num_nodes + self.has_centre
+    held = Held(*(np.zeros(num_rows, int) for _ in Held._fields))
+    end = np.searchsorted(self.names.position, position, 'right')
+    rows = self.names.row[:end]
+    for name in Held._fields:  # Of several, the last one counts.
+      getattr(held, name)[rows] = getattr(self.names, name)[:end]
+    return held
 
 
 def make_node_plan(
@@ -80,6 +125,7 @@ def make_node_plan(
   num_samples: int,
   batch: int,
   get_rate: Callable[[float], float] | None = None,
+  until: Mapping[int, int] | None = None,
 ) -> NodePlan:
   """Reads a trace of nodes.
 
@@ -87,7 +133,10 @@ def make_node_plan(
     trace: What nodes did.
     num_samples: An epoch.
     batch: Samples per step.
-    get_rate: From the epochs before a step to the factor of its rate.
+    get_rate: From the epochs before a step, see `count_node_epochs`, to the
+      factor of its rate.
+    until: The version of each node, and of `CENTRE`, to come to; what is not
+      needed for that is left out. None: all that happened.
 
   Returns:
     The plan.
@@ -95,147 +144,113 @@ def make_node_plan(
   Raises:
     TraceError: if a version is read that does not exist.
   """
-  num_nodes = trace.num_nodes
-  has_centre = bool(np.any(trace.records['node'] == traces.CENTRE))
-  events = list(_list_events(trace, num_nodes))
-  if not any(event.kind == STEP for event in events):
+  num_nodes, has_centre = trace.num_nodes, _node_events.has_centre(trace)
+  averages_gradients = trace.header.get('averages') == 'gradients'
+  made = _node_operations.OperationList(
+    _node_events.list_events(trace, until),
+    num_nodes + has_centre,
+    averages_gradients,
+  )
+  is_step = np.isin(
+    [each.kind for each in made.operations],
+    (_node_operations.STEP, _node_operations.GRADIENT),
+  )
+  if not np.any(is_step):
     raise traces.TraceError('A trace without any step cannot be replayed.')
-  num_rows = num_nodes + has_centre
-  rows = _place_events(events, num_rows)
-  columns, members, num_rows = _to_arrays(rows, num_rows)
-  is_step = columns['kind'] == STEP
-  samples = np.cumsum(is_step) * batch
-  before = (samples - is_step * batch) / num_samples
-  rate = np.ones(len(samples))
+  columns, names, num_slots, num_states = _place(made, num_nodes + has_centre)
+  columns['rate'] = np.ones(len(is_step))
   if get_rate is not None:
-    rate = np.array([get_rate(float(epoch)) for epoch in before])
+    steps, place = np.unique(columns['step'], return_inverse=True)
+    rates = [
+      get_rate(
+        count_node_epochs(
+          step, num_nodes=num_nodes, batch=batch, num_samples=num_samples
+        )
+      )
+      for step in steps.tolist()
+    ]
+    columns['rate'] = np.array(rates, float)[place]
+  num_done = np.cumsum(is_step)
+  num_steps = int(num_done[-1])
+  # What comes before the first step is made with it.
+  position = np.maximum(1, np.concatenate([[0], num_done])[names.position])
   return NodePlan(
-    **columns,
-    members=members,
-    rate=rate,
-    samples=samples,
+    steps=Steps(*(columns[name][is_step] for name in Steps._fields)),
+    mixes=Mixes(*(columns[name][~is_step] for name in Mixes._fields)),
+    ends=np.searchsorted(num_done[~is_step], np.arange(num_steps + 1), 'right'),
+    time=columns['time'][is_step],
+    samples=np.arange(1, num_steps + 1) * batch,
     num_nodes=num_nodes,
-    num_rows=num_rows,
+    num_slots=num_slots,
+    num_states=num_states,
     has_centre=has_centre,
+    averages_gradients=averages_gradients,
+    has_rates=get_rate is not None,
+    wire_dtype=trace.header.get('wire_dtype', 'float32'),
+    names=names._replace(position=position),
   )
 
 
-def _list_events(trace: traces.NodeTrace, num_nodes: int) -> Iterator[_Event]:
-  """Groups records into changes of weights."""
+def count_node_epochs(
+  num_steps: int, *, num_nodes: int, batch: int, num_samples: int
+) -> float:
+  """The epochs of all nodes, if each has made so many steps.
 
-  def get_row(node: int) -> int:
-    return num_nodes if node == traces.CENTRE else node
+  By these a node finds its rate: it knows its own steps and no others'.
 
-  records = trace.records
-  index = 0
-  while index < len(records):
-    record = records[index]
-    node, time = int(record['node']), float(record['end_time'])
-    end = index + 1
-    if record['kind'] == traces.NodeKind.STEP:
-      yield _Event(
-        kind=STEP,
-        rows=[node],
-        reads=[(node, int(record['peer_version']))],
-        step=int(record['step']) - 1,
-        time=time,
-      )
-    elif record['kind'] == traces.NodeKind.MIX:
-      is_mean = record['peer'] == traces.ALL
-      key = 'peer_version' if is_mean else 'mix'
-      while (
-        end < len(records)
-        and records[end]['kind'] == traces.NodeKind.MIX
-        and (records[end]['peer'] == traces.ALL) == is_mean
-        and (is_mean or records[end]['node'] == node)
-        and records[end][key] == record[key]
-      ):
-        end += 1
-      group = records[index:end]
-      if is_mean:
-        yield _Event(
-          kind=MEAN, rows=group['node'].tolist(), reads=[], time=time
-        )
-      else:
-        yield _Event(
-          kind=MIX,
-          rows=[get_row(node)],
-          reads=[
-            (get_row(int(part['peer'])), int(part['peer_version']))
-            for part in group
-          ],
-          weights=group['peer_weight'].tolist(),
-          own_weight=float(record['own_weight']),
-          time=time,
-        )
-    index = end
+  Args:
+    num_steps: That the node has made.
+    num_nodes: How many nodes there are.
+    batch: Samples per step.
+    num_samples: An epoch.
+
+  Returns:
+    The epochs.
+
+  Examples:
+    >>> from jasgd import engine
+    >>> engine.count_node_epochs(10, num_nodes=4, batch=16, num_samples=320)
+    2.0
+  """
+  return num_steps * num_nodes * batch / num_samples
 
 
-def _place_events(
-  events: list[_Event], num_rows: int
-) -> list[tuple[_Event, list[int]]]:
-  """Gives every read a row, and adds a KEEP where a version must be kept."""
-  last_read: dict[_Version, int] = {}
-  for number, event in enumerate(events):
-    for version in event.reads:
-      last_read[version] = number
-  current = [0] * num_rows
-  kept: dict[_Version, int] = {}
-  free: list[int] = []
-  next_row = num_rows
-  placed = []
-  for number, event in enumerate(events):
-    sources = []
-    for row, version in event.reads:
-      if version == current[row]:
-        sources.append(row)
-      elif (row, version) in kept:
-        sources.append(kept[row, version])
-      else:
-        raise traces.TraceError(
-          f'Version {version} of node {row} is read, but it has {current[row]}.'
-        )
-    for row in event.rows:
-      version = (row, current[row])
-      if last_read.get(version, -1) > number:
-        if not free:
-          free.append(next_row)
-          next_row += 1
-        kept[version] = free.pop()
-        copy = _Event(kind=KEEP, rows=[kept[version]], reads=[version])
-        placed.append((copy, [row]))
-      current[row] += 1
-    placed.append((event, sources))
-    for version in event.reads:
-      if last_read[version] == number and version in kept:
-        free.append(kept.pop(version))
-  return placed
+def _place(
+  made: _node_operations.OperationList, num_rows: int
+) -> tuple[dict[str, np.ndarray], _Names, int, int]:
+  """Gives all values slots.
 
+  Args:
+    made: The operations.
+    num_rows: Of nodes and the centre.
 
-def _to_arrays(
-  placed: list[tuple[_Event, list[int]]], num_rows: int
-) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-  """The columns of a plan."""
-  width = max(1, *(len(sources) for _, sources in placed))
-  size = len(placed)
+  Returns:
+    The columns of the operations, and the names, whose position is the number
+    of operations; and the numbers of slots.
+  """
+  fields = _node_operations.Operation._fields
+  values = zip(*made.operations, strict=True)
   columns = {
-    'kind': np.array([event.kind for event, _ in placed]),
-    'row': np.array([event.rows[0] for event, _ in placed]),
-    'step': np.array([event.step for event, _ in placed]),
-    'own_weight': np.array([event.own_weight for event, _ in placed]),
-    'time': np.array([event.time for event, _ in placed]),
-    'group': np.zeros(size, int),
-    'sources': np.zeros((size, width), int),
-    'weights': np.zeros((size, width)),
+    name: np.array(column) for name, column in zip(fields, values, strict=True)
   }
-  num_rows = max(num_rows, int(columns['row'].max()) + 1)
-  members = []
-  for number, (event, sources) in enumerate(placed):
-    columns['sources'][number, : len(sources)] = sources
-    columns['weights'][number, : len(event.weights)] = event.weights
-    if event.kind == MEAN:
-      columns['group'][number] = len(members)
-      mask = np.zeros(num_rows)
-      mask[event.rows] = 1
-      members.append(mask)
-  return columns, np.array(members or [np.zeros(num_rows)]), num_rows
+  after, row, version, value, state = np.array(made.names).T
+  slots, num_slots = _node_slots.allocate(
+    num_rows,
+    [columns['own'], columns['source']],
+    columns['write'],
+    (row, value, after),
+  )
+  states, num_states = _node_slots.allocate(
+    num_rows,
+    [columns['state_read']],
+    columns['state_write'],
+    (row, state, after),
+  )
+  for name in ('own', 'source', 'write'):
+    columns[name] = slots[columns[name]]
+  read = np.maximum(columns['state_read'], 0)
+  written = columns['state_write']
+  columns['state_read'] = states[read]
+  columns['state_write'] = states[np.where(written < 0, read, written)]
+  names = _Names(after, row, version, slots[value], states[state])
+  return columns, names, num_slots, num_states

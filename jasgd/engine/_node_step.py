@@ -1,15 +1,19 @@
-"""What a node does to its weights: a step, and a mix, as compiled functions."""
+"""What a node does to its weights: a step, and mixes, as compiled functions."""
 
 from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import optax
 
 from jasgd import tasks
 from jasgd.engine import _gradient
+from jasgd.engine import _layout
+
+_Weights = tuple[Any, Any]  # (params, stats)
 
 
 class Node(NamedTuple):
@@ -21,81 +25,237 @@ class Node(NamedTuple):
 
 
 class NodeFunctions(NamedTuple):
-  """A node's work, as pure, jitted functions.
+  """A node's and a centre's work, as pure, jitted functions.
+
+  What is changed, which is the first argument, is donated. Parts are those of a
+  buffer with other weights, as a message brings them.
 
   Attributes:
-    step: `(node, stale, data, seed, learner, step, rate) -> (node, loss)`. The
-      gradient is computed at `stale`, a (params, stats), and applied to the
-      node's own weights.
-    mix: `(node, others, weights, own_weight) -> node`. `others` are (params,
-      stats) with a leading axis; those of weight 0 do not count.
+    start: `((params, stats)) -> node`, in buffers of its own.
+    step: `(node, data, seed, learner, step, rate) -> (node, loss)`. `rate` is a
+      factor on the optimizer's updates; None leaves them alone.
+    step_at: `(node, parts, data, seed, learner, step, rate) -> (node, loss)`.
+      The gradient is computed at other weights than the node's, and applied to
+      the node's. These never were in a message: the parts are of a layout that
+      rounds nothing.
+    mix: `(node, parts, own_weight, weight) -> node`. For several others, one
+      call for each: the own weight in the first one, and 1 in the others.
+    pull_centre: `(node, parts, rate) -> (node, force)`. The node moves towards
+      the centre by the force, which is like (params, stats).
+    move_centre: `((params, stats), parts, weight) -> (params, stats)`. The
+      centre moves by the force that is in the parts.
   """
 
+  start: Callable[..., Node]
   step: Callable[..., tuple[Node, jax.Array]]
+  step_at: Callable[..., tuple[Node, jax.Array]]
   mix: Callable[..., Node]
+  pull_centre: Callable[..., tuple[Node, _Weights]]
+  move_centre: Callable[..., _Weights]
+
+
+class NodeWork(NamedTuple):
+  """The same on trees, to be compiled as part of something larger.
+
+  Attributes:
+    gradient: `(params, stats, data, seed, learner, step) -> Gradient`.
+    update: `(node, gradient, stale_params, rate) -> node`. The node gets the
+      gradient's statistics.
+    init: `(params) -> opt_state`.
+  """
+
+  gradient: Callable[..., _gradient.Gradient]
+  update: Callable[..., Node]
+  init: Callable[..., optax.OptState]
 
 
 def make_node_functions(
-  task: tasks.Task, optimizer: optax.GradientTransformation
+  task: tasks.Task,
+  optimizer: optax.GradientTransformation,
+  layout: _layout.Layout,
 ) -> NodeFunctions:
-  r"""Compiles what a node does.
+  r"""Compiles what a node does: a real one, and exact replay, call just these.
 
   .. math::
-    x_i \leftarrow x_i + r \, \text{optimizer}(\nabla f(x_i)), \quad
-    x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j
+    \text{step:} \quad & x \leftarrow x + r \, \text{optimizer}(\nabla f(x)) \\
+    \text{mix:} \quad & x \leftarrow w_0 x + w_1 x_1, \quad
+      x \leftarrow x + w_k x_k \\
+    \text{elastic:} \quad & e = \alpha (x - c), \quad
+      x \leftarrow x - e, \quad c \leftarrow c + e
 
   Statistics that are not trained are mixed like the weights; what the optimizer
-  keeps stays with its node.
+  keeps stays with its node. The force e is rounded as its message will be
+  before the node moves, so that the sum of x and c stays what it was.
 
   Args:
     task: What is learned.
     optimizer: Any optax optimizer.
+    layout: Of (params, stats), as messages have them.
 
   Returns:
     The functions.
+
+  Examples:
+    >>> import jax, numpy as np, optax
+    >>> from jasgd import engine, tasks
+    >>> task = tasks.make_task('quadratic', batch=1)
+    >>> weights = task.init(jax.random.key(0))
+    >>> layout = engine.make_layout(weights)
+    >>> functions = engine.make_node_functions(task, optax.sgd(0.1), layout)
+    >>> node = functions.start(weights)
+    >>> node, loss = functions.step(node, task.data, 0, 0, 0, None)
+    >>> buffer = np.empty(layout.size, np.uint8)
+    >>> layout.pack(weights, buffer)
+    >>> node = functions.mix(node, layout.view(buffer), 0.5, 0.5)
+
+  References:
+    Jin et al., `How to scale distributed deep learning?
+    <https://arxiv.org/abs/1611.04581>`_, 2016; Zhang et al., `Deep learning
+    with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
   """
-  return _compile(
-    _gradient.make_gradient(task), optax.with_extra_args_support(optimizer)
-  )
+  return _compile(make_node_work(task, optimizer), layout)
+
+
+def make_node_work(
+  task: tasks.Task, optimizer: optax.GradientTransformation
+) -> NodeWork:
+  """What a node computes, on trees, as functions to be compiled."""
+  return _make_work(_gradient.make_gradient(task), optimizer)
+
+
+def make_node(weights: _Weights, opt_state: optax.OptState) -> Node:
+  """A node from its (params, stats) and what its optimizer keeps."""
+  params, stats = weights
+  return Node(params, stats, opt_state)
+
+
+def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
+  """`own_weight * own + weight * other`, leaf by leaf, in the own dtypes."""
+
+  def mix(own: jax.Array, other: jax.Array) -> jax.Array:
+    dtype = jnp.promote_types(own.dtype, jnp.float32)
+    mixed = jnp.asarray(own_weight, dtype) * own.astype(dtype)
+    mixed += jnp.asarray(weight, dtype) * other.astype(dtype)
+    return to_dtype(mixed, own.dtype)
+
+  return jax.tree.map(mix, own, other)
+
+
+def measure_force(own: Any, centre: Any, rate: Any) -> Any:
+  """`rate * (own - centre)`, leaf by leaf, in the own dtypes."""
+
+  def measure(own: jax.Array, centre: jax.Array) -> jax.Array:
+    dtype = jnp.promote_types(own.dtype, jnp.float32)
+    force = own.astype(dtype) - centre.astype(dtype)
+    return to_dtype(jnp.asarray(rate, dtype) * force, own.dtype)
+
+  return jax.tree.map(measure, own, centre)
+
+
+def to_dtype(numbers: jax.Array, dtype: Any) -> jax.Array:
+  """Rounds to the nearest: two counts of 6 have a mean of 6, and not of 5."""
+  if jnp.issubdtype(dtype, jnp.integer):
+    numbers = jnp.rint(numbers)
+  return numbers.astype(dtype)
+
+
+# The functions are what counts, and not the task: this keeps no data alive.
+@functools.lru_cache(maxsize=32)
+def _make_work(
+  gradient: Callable[..., _gradient.Gradient],
+  optimizer: optax.GradientTransformation,
+) -> NodeWork:
+  """The same functions each time, so that nothing is compiled twice."""
+  # It must not be made anew for each call either: it is a key as well.
+  optimizer = optax.with_extra_args_support(optimizer)
+
+  def update(
+    node: Node, result: _gradient.Gradient, stale_params: Any, rate: Any
+  ) -> Node:
+    updates, opt_state = optimizer.update(
+      result.gradient, node.opt_state, node.params, stale_params=stale_params
+    )
+    if rate is not None:
+      updates = jax.tree.map(
+        lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
+      )
+    params = optax.apply_updates(node.params, updates)
+    return Node(params, result.stats, opt_state)
+
+  return NodeWork(gradient, update, optimizer.init)
 
 
 @functools.lru_cache(maxsize=32)
-def _compile(
-  gradient: Callable[..., _gradient.Gradient],
-  optimizer: optax.GradientTransformationExtraArgs,
-) -> NodeFunctions:
+def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
   """The same functions each time, so that nothing is compiled twice."""
+  whole = _make_whole_layout(layout)
 
-  def step(
+  def start(weights: _Weights) -> Node:
+    # Copies, as all of it is donated: two leaves must not be one buffer.
+    params, stats = jax.tree.map(jnp.array, weights)
+    return Node(params, stats, jax.tree.map(jnp.array, work.init(params)))
+
+  def apply_at(
     node: Node,
-    stale: tuple[Any, Any],
+    weights: _Weights,
     data: Any,
     seed: Any,
     learner: Any,
     step: Any,
     rate: Any,
   ) -> tuple[Node, jax.Array]:
-    result = gradient(*stale, data, seed, learner, step)
-    updates, opt_state = optimizer.update(
-      result.gradient, node.opt_state, node.params, stale_params=stale[0]
-    )
-    updates = jax.tree.map(
-      lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
-    )
-    params = optax.apply_updates(node.params, updates)
-    return Node(params, result.stats, opt_state), result.loss
+    result = work.gradient(*weights, data, seed, learner, step)
+    return work.update(node, result, weights[0], rate), result.loss
 
-  def mix(node: Node, others: Any, weights: Any, own_weight: Any) -> Node:
-    def average(own: jax.Array, other: jax.Array) -> jax.Array:
-      shares = jnp.asarray(weights, jnp.result_type(float))
-      # Rows that do not count may hold anything; zero times that might be NaN.
-      shape = (-1,) + (1,) * own.ndim
-      counted = jnp.where(shares.reshape(shape) == 0, 0, other)
-      mixed = own_weight * own + jnp.tensordot(shares, counted, 1)
-      return mixed.astype(own.dtype)
+  def step(node: Node, *where: Any) -> tuple[Node, jax.Array]:
+    return apply_at(node, (node.params, node.stats), *where)
 
+  def step_at(node: Node, parts: Any, *where: Any) -> tuple[Node, jax.Array]:
+    return apply_at(node, whole.split(parts), *where)
+
+  def mix(node: Node, parts: Any, own_weight: Any, weight: Any) -> Node:
     own = (node.params, node.stats)
-    params, stats = jax.tree.map(average, own, others)
+    params, stats = mix_weights(own, layout.split(parts), own_weight, weight)
     return node._replace(params=params, stats=stats)
 
-  return NodeFunctions(jax.jit(step), jax.jit(mix))
+  def pull_centre(node: Node, parts: Any, rate: Any) -> tuple[Node, _Weights]:
+    own = (node.params, node.stats)
+    force = _round(measure_force(own, layout.split(parts), rate), layout)
+    params, stats = mix_weights(own, force, 1.0, -1.0)
+    return node._replace(params=params, stats=stats), force
+
+  def move_centre(centre: _Weights, parts: Any, weight: Any) -> _Weights:
+    return mix_weights(centre, layout.split(parts), 1.0, weight)
+
+  donated = functools.partial(jax.jit, donate_argnums=0)
+  return NodeFunctions(
+    start=start,
+    step=donated(step),
+    step_at=donated(step_at),
+    mix=donated(mix),
+    pull_centre=donated(pull_centre),
+    move_centre=donated(move_centre),
+  )
+
+
+def _make_whole_layout(layout: _layout.Layout) -> _layout.Layout:
+  """The layout of the same tree that rounds nothing."""
+  leaves = [
+    jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in layout.leaves
+  ]
+  return _layout.make_layout(layout.treedef.unflatten(leaves))
+
+
+def _round(tree: Any, layout: _layout.Layout) -> Any:
+  """Rounds leaves to what a layout makes of them."""
+  leaves = []
+  for leaf, array in zip(
+    layout.leaves, layout.treedef.flatten_up_to(tree), strict=True
+  ):
+    stored = layout.parts[leaf.part].dtype
+    if stored != leaf.dtype:
+      # A compiler may leave out a conversion there and back, but not this.
+      info = jnp.finfo(stored)
+      array = lax.reduce_precision(array, info.nexp, info.nmant)
+    leaves.append(array)
+  return layout.treedef.unflatten(leaves)

@@ -71,7 +71,7 @@ def replay(
 
   A trace of nodes, which step and mix without a server, is executed in the same
   way; `policy`, `per_gradient`, `local_rate` and `num_parallel` are a server's
-  and must be left out, and `eval_every` counts steps and mixes.
+  and must be left out, and `eval_every` counts the steps of all nodes.
 
   Args:
     task: What is learned.

@@ -1,10 +1,24 @@
 """Config dataclasses, and what they assemble."""
 
+from jasgd.experiment._base import RunConfig
+from jasgd.experiment._base import TaskConfig
+from jasgd.experiment._compare import compare
+from jasgd.experiment._compare import Compared
+from jasgd.experiment._compare import format_comparison
+from jasgd.experiment._compare import STRATEGIES
 from jasgd.experiment._grid import list_cells
 from jasgd.experiment._grid import parse_grid
 from jasgd.experiment._local import run_learner
 from jasgd.experiment._local import run_server
 from jasgd.experiment._modes import train_and_evaluate
+from jasgd.experiment._node_local import run_nodes
+from jasgd.experiment._node_running import run_centre
+from jasgd.experiment._node_running import run_group_node
+from jasgd.experiment._node_running import run_peer
+from jasgd.experiment._node_training import NodeTrainingConfig
+from jasgd.experiment._node_verify import NodeVerification
+from jasgd.experiment._node_verify import read_nodes
+from jasgd.experiment._node_verify import verify_nodes
 from jasgd.experiment._optimizers import OptimizerConfig
 from jasgd.experiment._optimizers import ScheduleConfig
 from jasgd.experiment._own import train
@@ -29,7 +43,6 @@ from jasgd.experiment._sweep import sweep
 from jasgd.experiment._sweep import write_csv
 from jasgd.experiment._train import make_replay
 from jasgd.experiment._train import measure_chunk
-from jasgd.experiment._training import TaskConfig
 from jasgd.experiment._training import TrainingConfig
 from jasgd.experiment._verify import get_environment
 from jasgd.experiment._verify import read_run
@@ -37,13 +50,18 @@ from jasgd.experiment._verify import Verification
 from jasgd.experiment._verify import verify
 
 __all__ = [
+  'STRATEGIES',
+  'Compared',
   'DeadlineConfig',
   'FailureConfig',
   'NetworkConfig',
   'NodeSimulationConfig',
+  'NodeTrainingConfig',
+  'NodeVerification',
   'OptimizerConfig',
   'ProcessConfig',
   'ProtocolConfig',
+  'RunConfig',
   'RunError',
   'RuntimeConfig',
   'ScheduleConfig',
@@ -55,6 +73,8 @@ __all__ = [
   'Trained',
   'TrainingConfig',
   'Verification',
+  'compare',
+  'format_comparison',
   'get_environment',
   'list_cells',
   'make_replay',
@@ -62,14 +82,20 @@ __all__ = [
   'measure_chunk',
   'parse_grid',
   'read_config',
+  'read_nodes',
   'read_rows',
   'read_run',
+  'run_centre',
+  'run_group_node',
   'run_learner',
+  'run_nodes',
+  'run_peer',
   'run_server',
   'serve_config',
   'sweep',
   'train',
   'train_and_evaluate',
   'verify',
+  'verify_nodes',
   'write_csv',
 ]

@@ -8,9 +8,6 @@ from jasgd import engine
 from jasgd import runtime
 from jasgd import tasks
 
-# Seconds within which a server answers somebody who only looks.
-_DEADLINE = 60.0
-
 
 class Observer:
   """One who looks, and comes back if the server was away.
@@ -19,6 +16,7 @@ class Observer:
     task: What is learned.
     layout: Of its weights, as they travel.
     connect: Gives a connection.
+    deadline: Seconds within which it answers.
   """
 
   def __init__(
@@ -26,10 +24,12 @@ class Observer:
     task: tasks.Task,
     layout: engine.Layout,
     connect: Any,
+    deadline: float = 60.0,
   ) -> None:
     self._task = task
     self._layout = layout
     self._connect = connect
+    self._deadline = deadline
     self._connection: runtime.Connection | None = None
 
   def ask(self, message: runtime.Message) -> runtime.Message:
@@ -41,7 +41,7 @@ class Observer:
     if self._connection is None:
       self._connection = self._connect(self._layout.size)
     try:
-      return self._connection.request(message, deadline=_DEADLINE)
+      return self._connection.request(message, deadline=self._deadline)
     except runtime.WireError:
       self.close()
       raise

@@ -79,8 +79,14 @@ class StrategyConfig:
   num_nodes: int = 16
   # Steps between two mixes.
   period: int = 1
-  # elastic: how far a node and the centre move towards each other.
-  rate: float = 0.1
+  # elastic: how far a node and the centre move towards each other; Jin et al.
+  # take 0.8 / num_nodes.
+  rate: float = 0.05
+  # elastic: where the gradient after an exchange is taken; a3: at the mixed
+  # weights, easgd: at those before.
+  order: str = 'a3'
+  # pull: the weight of a random peer.
+  beta: float = 0.5
   # gossip: 'independent', 'permutation' or 'matching' draws peers at random; a
   # kind of `jasgd.gossip.KINDS`, such as 'ring', is a fixed topology.
   peers: str = 'independent'
@@ -100,7 +106,10 @@ class StrategyConfig:
     }
     make = choose('strategy', known, self.name)
     if issubclass(make, gossip.Elastic):
-      return make(period=self.period, rate=self.rate)
+      return make(period=self.period, rate=self.rate, order=self.order)
+    if issubclass(make, gossip.Pull):
+      peers = self._make_peers(seed)
+      return make(period=self.period, peers=peers, beta=self.beta)
     if issubclass(make, gossip.Gossip):
       return make(period=self.period, peers=self._make_peers(seed))
     return make(period=self.period)

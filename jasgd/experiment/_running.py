@@ -8,6 +8,8 @@ from typing import Any
 from jasgd import runtime
 from jasgd import tasks
 from jasgd import workdir as workdirs
+from jasgd.experiment import _base
+from jasgd.experiment import _node_training
 from jasgd.experiment import _optimizers
 from jasgd.experiment import _parts
 from jasgd.experiment import _runtimes
@@ -15,10 +17,11 @@ from jasgd.experiment import _train
 from jasgd.experiment import _training
 
 _PARTS: dict[str, Any] = {
-  'task': _training.TaskConfig,
+  'task': _base.TaskConfig,
   'optimizer': _optimizers.OptimizerConfig,
   'schedule': _optimizers.ScheduleConfig,
   'protocol': _parts.ProtocolConfig,
+  'strategy': _parts.StrategyConfig,
   'time': _parts.TimeConfig,
   'network': _parts.NetworkConfig,
   'failures': _parts.FailureConfig,
@@ -29,14 +32,16 @@ _PARTS: dict[str, Any] = {
 }
 
 
-def read_config(settings: dict[str, Any]) -> _training.TrainingConfig:
+def read_config(
+  settings: dict[str, Any],
+) -> _training.TrainingConfig | _node_training.NodeTrainingConfig:
   """A config from what `dataclasses.asdict`, or a workdir's config.json, says.
 
   Args:
     settings: From JSON: tuples are lists there, and inf is a text.
 
   Returns:
-    The config.
+    The config: of nodes if there is a strategy, else with a server.
 
   Raises:
     ValueError: if that is no config of a training run.
@@ -47,6 +52,8 @@ def read_config(settings: dict[str, Any]) -> _training.TrainingConfig:
       if name in settings:
         given = settings[name].items()
         fields[name] = make(**{key: _from_json(value) for key, value in given})
+    if 'strategy' in settings:
+      return _node_training.NodeTrainingConfig(**fields)
     return _training.TrainingConfig(**fields)
   except (AttributeError, TypeError) as error:
     raise ValueError(f'This is no config of a training run: {error}.') from None
@@ -131,6 +138,7 @@ def serve_config(
     stopped: Set, it stops the run.
   """
   parsed = read_config(config)
+  assert isinstance(parsed, _training.TrainingConfig)
   folder = workdirs.Workdir(workdir)
   init = None
   if not workdirs.list_checkpoints(folder):

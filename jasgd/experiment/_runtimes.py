@@ -6,17 +6,18 @@ import os
 from jasgd import engine
 from jasgd import runtime
 
-_MODES = ('simulate', 'local', 'cluster')
+_MODES = ('simulate', 'local', 'cluster', 'devices')
 
 
 @dataclasses.dataclass(kw_only=True)
 class RuntimeConfig:
   """Where and how it runs."""
 
-  # simulate: in virtual time, in this process. local: a server and learners as
-  # processes of this machine. cluster: one role per command, on many machines.
+  # simulate: in virtual time, in this process. local: a server and learners, or
+  # nodes, as processes of this machine. cluster: one role per command, on many
+  # machines. devices: nodes on the devices of this process, step by step.
   mode: str = 'simulate'
-  # simulate: fast, one compiled loop; or exact, call by call, as a real server.
+  # simulate: fast, one compiled loop; or exact, call by call, as in real runs.
   engine: str = 'fast'
   # auto: shared memory on the server's host, else flight. Or one of these two.
   wire: str = 'auto'
@@ -24,7 +25,7 @@ class RuntimeConfig:
   wire_dtype: str = 'float32'
   # Whether a learner pulls before its push is applied.
   overlap: bool = False
-  # Updates between evaluations; 0: about one epoch.
+  # Updates, or steps of all nodes, between evaluations; 0: about one epoch.
   eval_every: int = 0
   # Seconds between checkpoints; there is always one at the end.
   checkpoint_seconds: float = 30.0
@@ -33,8 +34,8 @@ class RuntimeConfig:
 
   @property
   def is_real(self) -> bool:
-    """Whether there are a server and learners."""
-    return self.mode != 'simulate'
+    """Whether there are processes for learners or nodes."""
+    return self.mode in ('local', 'cluster')
 
   def list_problems(self) -> list[str]:
     """What is wrong with it, in words."""

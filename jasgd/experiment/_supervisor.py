@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 import logging
-import signal
 import threading
 import time
-from types import FrameType
 from typing import Any, Protocol, TextIO
 
 from jasgd import runtime
 from jasgd import workdir as workdirs
 from jasgd.experiment import _observer
+from jasgd.experiment import _signals
 
 _log = logging.getLogger(__name__)
 
@@ -92,40 +91,24 @@ class Supervisor:
     Raises:
       RunError: if the run cannot go on.
     """
-    handlers = self._take_signals()
-    try:
-      self._server = self._start_server()
-      self._learners = [start() for start in self._start_learners]
-      self._wait_for_update()
-      # The rate is that since now: a run that goes on has updates already.
-      clock = min(self._status.get('clock', 0), self._num_updates)
-      with workdirs.Progress(
-        self._num_updates, start=clock, stream=self._stream
-      ) as line:
-        self._watch(line)
-        if not self._stop_signal.is_set():
-          self._evaluate()
-        self._show(line)
-      self._observer.leave()
-      return {**self._status, 'test': self._test}
-    finally:
-      self._end_all()
-      for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-  def _take_signals(self) -> dict[int, Any]:
-    """Ctrl-C and SIGTERM ask for a good end; only the main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-      return {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-      del number, frame
-      self._stop_signal.set()
-
-    return {
-      number: signal.signal(number, handle)
-      for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    with _signals.take_signals(self._stop_signal):
+      try:
+        self._server = self._start_server()
+        self._learners = [start() for start in self._start_learners]
+        self._wait_for_update()
+        # The rate is that since now: a run that goes on has updates already.
+        clock = min(self._status.get('clock', 0), self._num_updates)
+        with workdirs.Progress(
+          self._num_updates, start=clock, stream=self._stream
+        ) as line:
+          self._watch(line)
+          if not self._stop_signal.is_set():
+            self._evaluate()
+          self._show(line)
+        self._observer.leave()
+        return {**self._status, 'test': self._test}
+      finally:
+        self._end_all()
 
   # --- Watching.
 

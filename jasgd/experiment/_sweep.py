@@ -11,15 +11,19 @@ import pathlib
 from typing import Any
 
 from jasgd import workdir as workdirs
+from jasgd.experiment import _chunks
 from jasgd.experiment import _grid
+from jasgd.experiment import _node_train
+from jasgd.experiment import _node_training
 from jasgd.experiment import _train
 from jasgd.experiment import _training
 
 Row = dict[str, Any]
+Config = _training.TrainingConfig | _node_training.NodeTrainingConfig
 
 
 def sweep(
-  config: _training.TrainingConfig,
+  config: Config,
   grid: str,
   workdir: str | os.PathLike[str],
   *,
@@ -94,7 +98,7 @@ def write_csv(path: str | os.PathLike[str], rows: list[Row]) -> None:
 
 def _train_group(
   root: pathlib.Path,
-  jobs: list[tuple[_grid.Cell, _training.TrainingConfig]],
+  jobs: list[tuple[_grid.Cell, Config]],
 ) -> Iterator[tuple[_grid.Cell, Row]]:
   """Trains cells that share a compilation."""
   num_slots: int | None = None
@@ -113,32 +117,44 @@ def _train_group(
     yield cell, row
 
 
-def _count_slots(config: _training.TrainingConfig) -> int:
-  """How many versions of the weights a cell needs at a time."""
+def _count_slots(config: Config) -> int:
+  """How many versions of the weights a cell with a server needs at a time."""
+  if isinstance(config, _node_training.NodeTrainingConfig):
+    return 0  # Of nodes, the trace says it.
   try:
     return config.make_plan(config.simulate()).num_slots
   except ValueError:  # Its row will say why.
     return 1
 
 
-def _train_cell(config: _training.TrainingConfig, num_slots: int) -> Row:
+def _train_cell(config: Config, num_slots: int) -> Row:
   """The result of one cell, or why there is none."""
+  init = _train.load_init(config)
   try:
-    trace = config.simulate()
+    run = _make_run(config, init, num_slots)
   except ValueError as error:
     return {'clock': 0, 'is_diverged': False, 'error': str(error)}
-  run = _train.make_replay(
-    config, trace, init=_train.load_init(config), num_slots=num_slots
-  )
   metrics: dict[str, Any] = {}
-  while not run.is_done:
-    metrics = _train.measure_chunk(run, run.advance())
-  return {'clock': run.clock, **metrics, 'is_diverged': run.is_diverged}
+  replay = run.replay
+  while not replay.is_done:
+    metrics = run.measure(replay.advance())
+  return {'clock': replay.clock, **metrics, 'is_diverged': replay.is_diverged}
 
 
-def _validate(
-  cells: list[_grid.Cell], configs: list[_training.TrainingConfig]
-) -> None:
+def _make_run(
+  config: Config, init: tuple[Any, Any] | None, num_slots: int
+) -> _chunks.Run:
+  """The run of a cell, at its start."""
+  if isinstance(config, _node_training.NodeTrainingConfig):
+    return _node_train.NodeRun(config, config.simulate(), init=init)
+  return _train.ServerRun(
+    _train.make_replay(
+      config, config.simulate(), init=init, num_slots=num_slots
+    )
+  )
+
+
+def _validate(cells: list[_grid.Cell], configs: list[Config]) -> None:
   """Raises one ValueError that names the problems of all cells."""
   problems = []
   for cell, config in zip(cells, configs, strict=True):
@@ -146,7 +162,7 @@ def _validate(
       config.validate()
     except ValueError as error:
       problems.append(f'{cell}: {error}')
-    if config.runtime.is_real:
+    if config.runtime.mode != 'simulate':
       problems.append(
         f"{cell}: A sweep is made in virtual time, with runtime.mode='simulate'"
         f', got {config.runtime.mode!r}.'
@@ -156,11 +172,12 @@ def _validate(
     raise ValueError(f'{len(problems)} cells cannot be:\n{shown}')
 
 
-def _group_key(config: _training.TrainingConfig) -> str:
+def _group_key(config: Config) -> str:
   """Equal for configs that share a compilation."""
   settings = dataclasses.asdict(config)
-  for part, name in (('optimizer', 'rate'), ('protocol', 'delay')):
-    settings[part].pop(name)
+  settings['optimizer'].pop('rate')
+  if 'protocol' in settings:
+    settings['protocol'].pop('delay')
   settings.pop('seed')
   return json.dumps(settings, sort_keys=True)
 

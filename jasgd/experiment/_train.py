@@ -1,28 +1,25 @@
-"""Training from a config, in a folder that can be resumed."""
+"""Training with a server, in virtual time."""
 
-from collections.abc import Callable, Mapping
 import dataclasses
 import os
-import time
 from typing import Any, TextIO
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jasgd import engine
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.experiment import _base
+from jasgd.experiment import _chunks
 from jasgd.experiment import _training
-
-OnMetrics = Callable[[int, Mapping[str, Any]], None]
 
 
 def run_simulated(
   config: _training.TrainingConfig,
   workdir: str | os.PathLike[str],
   *,
-  on_metrics: OnMetrics | None = None,
+  on_metrics: _chunks.OnMetrics | None = None,
   stream: TextIO | None = None,
 ) -> dict[str, Any]:
   """Trains in virtual time; see `train_and_evaluate`, which calls it.
@@ -34,26 +31,38 @@ def run_simulated(
   settings = dataclasses.asdict(config)
   has_begun = bool(workdirs.list_checkpoints(workdir))
   init = None if has_begun else load_init(config)
-  folder = workdirs.open_workdir(workdir, settings)
-  if folder.result.exists():
-    return workdirs.read_json(folder.result)
-  trace = _find_trace(config, folder, settings)
-  run = make_replay(config, trace, init=init)
-  if init is not None:  # From now on that other run may change, or go.
-    _save(run, folder, 0)
-  position = _restore(run, folder)
-  writer = workdirs.MetricsWriter(
-    folder, resume_at=position['metrics'], on_metrics=on_metrics
+
+  def make_run(folder: workdirs.Workdir) -> _chunks.Run:
+    trace = _find_trace(config, folder, settings)
+    return ServerRun(make_replay(config, trace, init=init))
+
+  return _chunks.run_in_folder(
+    settings,
+    workdir,
+    make_run,
+    has_init=init is not None,
+    checkpoint_seconds=config.runtime.checkpoint_seconds,
+    on_metrics=on_metrics,
+    stream=stream,
   )
-  with writer:
-    metrics = _train(config, run, folder, writer, stream)
-  result = {
-    'clock': run.clock,
-    **metrics,
-    'is_diverged': run.is_diverged,
-  }
-  workdirs.write_json(folder.result, result)
-  return result
+
+
+class ServerRun(_chunks.Run[engine.Replay]):
+  """A run with a server."""
+
+  @property
+  def num_updates(self) -> int:
+    """The clock at which it ends."""
+    return self.replay.plan.num_updates
+
+  @property
+  def weights(self) -> tuple[Any, Any]:
+    """The server's (params, stats)."""
+    return self.replay.state.params, self.replay.state.stats
+
+  def measure(self, history: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The metrics of the updates that were just made."""
+    return measure_chunk(self.replay, history)
 
 
 def make_replay(
@@ -104,45 +113,6 @@ def measure_chunk(
   }
 
 
-def _train(
-  config: _training.TrainingConfig,
-  run: engine.Replay,
-  folder: workdirs.Workdir,
-  writer: workdirs.MetricsWriter,
-  stream: TextIO | None,
-) -> dict[str, Any]:
-  """Makes all updates that are left; gives the last metrics."""
-  if run.is_done:  # It was killed after its last checkpoint.
-    return _read_last(folder)
-  metrics: dict[str, Any] = {}
-  history = run.advance()  # Compiles: that is not in the rate.
-  saved_at = time.monotonic()
-  with workdirs.Progress(
-    run.plan.num_updates, start=run.clock, stream=stream
-  ) as progress:
-    while True:
-      with progress.paused():
-        metrics = measure_chunk(run, history)
-        writer.write(run.clock, metrics)
-        now = time.monotonic()
-        if run.is_done or now - saved_at > config.runtime.checkpoint_seconds:
-          writer.flush(sync=True)
-          _save(run, folder, writer.position)
-          saved_at = now
-      shown = {'loss': metrics['train/loss']}
-      if 'test/accuracy' in metrics:
-        shown['acc'] = metrics['test/accuracy']
-      progress.update(
-        run.clock,
-        staleness=metrics['server/staleness_mean'],
-        max_staleness=metrics['server/staleness_max'],
-        **shown,
-      )
-      if run.is_done:
-        return metrics
-      history = run.advance()
-
-
 def _find_trace(
   config: _training.TrainingConfig,
   folder: workdirs.Workdir,
@@ -158,41 +128,8 @@ def _find_trace(
   return traces.Trace.load(folder.trace)
 
 
-def _restore(run: engine.Replay, folder: workdirs.Workdir) -> dict[str, Any]:
-  """Goes to the last checkpoint, if there is one; gives its position."""
-  like = jax.eval_shape(lambda: run.carry)
-  found = workdirs.restore_checkpoint(folder, like)
-  if found is None:
-    return {'metrics': 0}
-  clock, carry, position = found
-  run.restore(clock, jax.tree.map(jnp.asarray, carry))
-  run.is_diverged = position['is_diverged']
-  return position
-
-
-def _save(
-  run: engine.Replay, folder: workdirs.Workdir, metrics_position: int
-) -> None:
-  """A checkpoint; the metrics up to that position are on the disk already."""
-  workdirs.save_checkpoint(
-    folder,
-    run.clock,
-    run.carry,
-    position={'metrics': metrics_position, 'is_diverged': run.is_diverged},
-    params=run.state.params,
-    stats=run.state.stats,
-  )
-
-
-def _read_last(folder: workdirs.Workdir) -> dict[str, Any]:
-  """The last metrics of a run that had nothing left to do."""
-  columns = workdirs.read_metrics(folder)
-  columns.pop('clock')
-  return {name: column[-1].item() for name, column in columns.items()}
-
-
 def load_init(
-  config: _training.TrainingConfig,
+  config: _base.RunConfig,
 ) -> tuple[Any, Any] | None:
   """The weights of the run to start from, if there is one, checked."""
   if not config.init_from:

@@ -56,8 +56,12 @@ def read_run(
       'its program knows the optimizer. Replay it there: jasgd.replay(task, '
       "optimizer, jasgd.Trace.load(workdir + '/trace'), mode='exact')."
     )
-  trace = traces.Trace.load(folder.trace, allow_truncated=True)
-  return _running.read_config(settings), trace
+  config = _running.read_config(settings)
+  if not isinstance(config, _training.TrainingConfig):
+    raise ValueError(
+      f'The run in {os.fspath(workdir)!r} is one of nodes without a server.'
+    )
+  return config, traces.Trace.load(folder.trace, allow_truncated=True)
 
 
 def verify(
@@ -127,7 +131,7 @@ def verify(
   )
 
 
-def get_environment(trace: traces.Trace) -> dict[str, str]:
+def get_environment(trace: traces.Trace | traces.NodeTrace) -> dict[str, str]:
   """What a process needs in its environment to get the bits of a run.
 
   Args:
@@ -138,7 +142,9 @@ def get_environment(trace: traces.Trace) -> dict[str, str]:
   """
   threads = trace.header.get('num_threads')
   variables = {} if threads is None else {'NPROC': str(threads)}
-  num_devices = engine.count_devices(trace)
+  num_devices = 1
+  if isinstance(trace, traces.Trace):
+    num_devices = engine.count_devices(trace)
   if num_devices > 1 and trace.header.get('platform') == 'cpu':
     flag = f'--xla_force_host_platform_device_count={num_devices}'
     flags = os.environ.get('XLA_FLAGS', '')

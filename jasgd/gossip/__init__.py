@@ -26,8 +26,13 @@ A symmetric W is doubly stochastic. `from_peers` makes a topology of your own
 arrays, `make_topology` one from the name of its kind, and `draw_peers` gives
 random peers for round r, for any r, without a topology.
 
-Nothing here needs jax.
+`mix`, `mix_elastic` and `consensus_distance` work on trees of arrays, over a
+named axis: under `jax.pmap`, `jax.shard_map` and `jax.vmap`. They need jax, and
+are loaded when they are first used; nothing else here needs it.
 """
+
+import importlib
+from typing import Any, TYPE_CHECKING
 
 from jasgd.gossip._consensus import consensus_rate
 from jasgd.gossip._consensus import push_consensus_rate
@@ -68,6 +73,11 @@ from jasgd.gossip._weights import with_constant_weights
 from jasgd.gossip._weights import with_metropolis_weights
 from jasgd.gossip._weights import with_uniform_weights
 
+if TYPE_CHECKING:
+  from jasgd.gossip._mix import mix
+  from jasgd.gossip._mix_elastic import consensus_distance
+  from jasgd.gossip._mix_elastic import mix_elastic
+
 __all__ = [
   'KINDS',
   'PEERS',
@@ -82,6 +92,7 @@ __all__ = [
   'Topology',
   'column_sums',
   'complete',
+  'consensus_distance',
   'consensus_rate',
   'draw_peers',
   'exponential',
@@ -91,6 +102,8 @@ __all__ = [
   'is_doubly_stochastic',
   'is_symmetric',
   'make_topology',
+  'mix',
+  'mix_elastic',
   'one_peer_exponential',
   'one_peer_hypercube',
   'push_consensus_rate',
@@ -108,3 +121,21 @@ __all__ = [
   'with_metropolis_weights',
   'with_uniform_weights',
 ]
+
+_NEED_JAX = {
+  'consensus_distance': '_mix_elastic',
+  'mix': '_mix',
+  'mix_elastic': '_mix_elastic',
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _NEED_JAX:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'{__name__}.{_NEED_JAX[name]}')
+  globals()[name] = value = getattr(module, name)
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_NEED_JAX})

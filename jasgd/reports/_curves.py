@@ -40,10 +40,17 @@ class Panel(NamedTuple):
 _PANELS = (
   Panel(
     'loss',
-    {'train/loss': ('train', '-'), 'test/loss': ('test', '--')},
+    {
+      'train/loss': ('train', '-'),
+      'test/loss': ('test', '--'),
+      'centre/loss': ('test, of the centre', ':'),
+    },
     is_size=True,
   ),
-  Panel('test accuracy', {'test/accuracy': ('test', '-')}),
+  Panel(
+    'test accuracy',
+    {'test/accuracy': ('test', '-'), 'centre/accuracy': ('of the centre', ':')},
+  ),
   Panel(
     'staleness',
     {
@@ -58,6 +65,11 @@ _PANELS = (
     {'gossip/consensus_error': ('error', '-')},
     is_size=True,
   ),
+  Panel(
+    'age of mixes',
+    {'gossip/age_mean': ('mean', '-'), 'gossip/age_max': ('max', ':')},
+  ),
+  Panel('lag of mixes', {'gossip/lag_mean': ('mean', '-')}),
 )
 
 
@@ -134,7 +146,7 @@ def _draw_panel(
       ],
       loc='lower right',
       bbox_to_anchor=(1, 0.97),
-      ncols=2,
+      ncols=3,
       borderpad=0,
       frameon=False,
       fontsize=8,

@@ -28,6 +28,8 @@ def plot_node_timeline(
 ) -> None:
   """Draws who computed and who waited for mixes when, in the first part.
 
+  Of real nodes, that is when all have made a step: they compile before.
+
   A dot is a mix; lines lead to it from the nodes whose weights were mixed in. A
   gap before a death is a step that was lost with the node.
 
@@ -57,21 +59,24 @@ def draw_node_timeline(
   """The picture of `plot_node_timeline`: a bar for each thing that was done."""
   figure = mpl_figure.Figure(figsize=(9, 4.2), layout='constrained')
   axes = figure.subplots()
-  end = num_rounds * _measure_cycle(trace)
+  start = _find_start(trace)
+  end = start + num_rounds * _measure_cycle(trace)
   num_drawn = min(max_nodes, trace.num_nodes)
   records = trace.records
   is_drawn = (records['node'] >= 0) & (records['node'] < num_drawn)
-  records = records[is_drawn & (records['start_time'] < end)]
+  is_drawn &= (records['start_time'] < end) & (records['end_time'] >= start)
+  records = records[is_drawn]
   _draw_bars(axes, records, traces.NodeKind.STEP, 'computes')
   # One bar for each mix, however many peers it has.
   _draw_bars(axes, _keep_first(records), traces.NodeKind.MIX, 'waits for a mix')
   _draw_bars(axes, records, traces.NodeKind.LOST, 'waits for a mix')
   _draw_deaths(axes, trace, num_drawn, end)
   _draw_mixes(axes, records, num_drawn, end)
-  axes.set_xlim(0, end)
+  axes.set_xlim(start, end)
   axes.set_ylim(num_drawn - 0.5, -0.5)
   axes.set_xlabel('time')
   axes.set_ylabel('node')
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   _pictures.add_legend(axes, _COLORS)
   return figure
 
@@ -80,16 +85,20 @@ def draw_ages(trace: traces.NodeTrace) -> mpl_figure.Figure:
   """The picture of `plot_ages`: a bar per value, if they are not too many."""
   summary = traces.summarize_nodes(trace)
   figure = mpl_figure.Figure(figsize=(9, 3.6), layout='constrained')
-  left, right = figure.subplots(1, 2)
-  for axes, spread, label in (
-    (left, summary.age, "age: the peer's steps since"),
-    (right, summary.lag, "lag: own steps minus the peer's"),
+  has_centre = np.any(trace.mixes['peer'] == traces.CENTRE)
+  since = "the centre's moves" if has_centre else "the peer's steps"
+  for axes, spread, label in zip(
+    figure.subplots(1, 2),
+    (summary.age, summary.lag),
+    (f'age: {since} since', "lag: own steps minus the peer's"),
+    strict=True,
   ):
-    axes.set_xlabel(label)
-    axes.set_ylabel('mixes')
-    if not len(spread.values):
+    if not len(spread.values):  # All-reduce has neither, elastic no lag.
+      axes.set_axis_off()
       axes.set_title('no mixes with a node', fontsize=10)
       continue
+    axes.set_xlabel(label)
+    axes.set_ylabel('mixes')
     width = max(1, -(-int(spread.max - spread.min + 1) // _MAX_BARS))
     axes.hist(
       spread.values,
@@ -105,15 +114,32 @@ def draw_ages(trace: traces.NodeTrace) -> mpl_figure.Figure:
   return figure
 
 
+def _find_start(trace: traces.NodeTrace) -> float:
+  """When all nodes compute: of real ones, not before their first step."""
+  steps = trace.steps
+  if not trace.header.get('is_recorded') or not len(steps):
+    return 0.0
+  _, first = np.unique(steps['node'], return_index=True)
+  ends = steps['end_time'][first]
+  # A node that came late is not waited for.
+  middle = (steps['start_time'].min() + steps['end_time'].max()) / 2
+  return float(ends[ends <= max(middle, ends.min())].max())
+
+
 def _measure_cycle(trace: traces.NodeTrace) -> float:
   """How long a step and its mix typically take, together."""
-  num_steps = np.bincount(trace.steps['node'], minlength=1)
-  ends = np.zeros(len(num_steps))
-  np.maximum.at(ends, trace.steps['node'], trace.steps['end_time'])
+  steps = trace.steps
+  starts, ends = np.zeros((2, trace.num_nodes))
+  np.maximum.at(ends, steps['node'], steps['end_time'])
+  if trace.header.get('is_recorded'):  # The first took longer: it compiled.
+    _, first = np.unique(steps['node'], return_index=True)
+    starts[steps['node'][first]] = steps['end_time'][first]
+    steps = np.delete(steps, first)
+  num_steps = np.bincount(steps['node'], minlength=trace.num_nodes)
   has_steps = num_steps > 0
   if not has_steps.any():
     return 1.0
-  return float(np.median(ends[has_steps] / num_steps[has_steps]))
+  return float(np.median((ends - starts)[has_steps] / num_steps[has_steps]))
 
 
 def _keep_first(records: np.ndarray) -> np.ndarray:

@@ -31,7 +31,10 @@ class Prediction(NamedTuple):
 
 def is_real(trace: traces.Trace | traces.NodeTrace | None) -> bool:
   """Whether a trace is of real processes."""
-  return isinstance(trace, traces.Trace) and 'num_present' in trace.header
+  if trace is None:
+    return False
+  is_server = isinstance(trace, traces.Trace)
+  return ('num_present' if is_server else 'is_recorded') in trace.header
 
 
 def predict_run(trace: traces.Trace) -> Prediction:

@@ -8,9 +8,13 @@ from matplotlib import figure as mpl_figure
 
 from jasgd import traces
 from jasgd.reports import _curves
+from jasgd.reports import _fate_tables
 from jasgd.reports import _histograms
+from jasgd.reports import _labels
 from jasgd.reports import _member_pictures
 from jasgd.reports import _node_pictures
+from jasgd.reports import _node_rates
+from jasgd.reports import _node_traffic
 from jasgd.reports import _page
 from jasgd.reports import _pictures
 from jasgd.reports import _prediction_tables
@@ -65,7 +69,7 @@ def write_report(
   roots = _list_roots(workdirs)
   page = _choose_page(roots, path)
   runs = [_runs.read_run(root) for root in roots]
-  labels = _runs.name_runs(runs)
+  labels = _labels.name_runs(runs)
   if title is None:
     title = labels[0] if len(runs) == 1 else f'{len(runs)} runs side by side'
   folder = page.with_suffix('')
@@ -74,7 +78,10 @@ def write_report(
     *_tell(runs, labels),
     *_show_results(runs, labels),
     _page.make_section('Curves', _show_curves(runs, labels, folder)),
-    _page.make_section('Staleness', _show_staleness(runs, labels, folder)),
+    _page.make_section(
+      'Ages' if all(run.is_of_nodes for run in runs) else 'Staleness',
+      _show_staleness(runs, labels, folder),
+    ),
     _page.make_section('Timeline', _show_timelines(runs, labels, folder)),
     *_show_learners(runs, labels, folder),
     *_show_settings(runs, labels),
@@ -126,7 +133,10 @@ def _tell(runs: Sequence[_runs.Run], labels: Sequence[str]) -> list[str]:
 def _show_results(
   runs: Sequence[_runs.Run], labels: Sequence[str]
 ) -> list[str]:
-  tables = _tables.make_results(runs, labels), _tables.make_fates(runs, labels)
+  tables = (
+    _tables.make_results(runs, labels),
+    _fate_tables.make_fates(runs, labels),
+  )
   return [
     _page.make_section(table.title, [_page.make_table(table)])
     for table in tables
@@ -179,7 +189,8 @@ def _show_staleness(
   for run, label in zip(runs, labels, strict=True):
     parts += _show_prediction(run, label, len(runs))
   for number, (run, label) in enumerate(zip(runs, labels, strict=True), 1):
-    if isinstance(run.trace, traces.NodeTrace):
+    has_ages = run.node_summary and len(run.node_summary.age.values)
+    if isinstance(run.trace, traces.NodeTrace) and has_ages:
       path = folder / _name('ages', number, len(runs))
       _node_pictures.plot_ages(run.trace, path)
       caption = 'How old what nodes mixed in was, and how far behind.'
@@ -206,7 +217,8 @@ def _show_timelines(
     path = folder / _name('timeline', number, len(runs))
     if isinstance(run.trace, traces.NodeTrace) and len(run.trace):
       _node_pictures.plot_node_timeline(run.trace, path)
-      caption = 'Who computed and who waited for mixes, at the start.'
+      when = 'once all had compiled' if run.is_real else 'at the start'
+      caption = f'Who computed and who waited for mixes, {when}.'
     elif isinstance(run.trace, traces.Trace) and run.trace.num_gradients:
       _pictures.plot_timeline(run.trace, path)
       when = 'once all had compiled' if run.is_real else 'at the start'
@@ -233,6 +245,7 @@ def _show_learners(
     'its time on.'
   )
   parts = _save(figure, folder / 'learners.png', caption)
+  parts += _show_rates(runs, labels, folder)
   details = []
   for run, label in zip(runs, labels, strict=True):
     noun = 'nodes' if run.node_summary else 'learners'
@@ -243,6 +256,26 @@ def _show_learners(
   is_server = any(run.summary is not None for run in runs)
   heading = 'Learners' if is_server else 'Nodes'
   return [_page.make_section(heading, parts), *details]
+
+
+def _show_rates(
+  runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
+) -> list[str]:
+  """How fast nodes stepped, and what they sent."""
+  parts = _save(
+    _node_rates.draw_rates(runs, labels),
+    folder / 'rates.png',
+    'Steps per second of each node, from its first step to its last.',
+  )
+  tables = (
+    _node_rates.make_rates(runs, labels),
+    _node_traffic.make_traffic(runs, labels),
+  )
+  return parts + [
+    _page.make_section(table.title, [_page.make_table(table)])
+    for table in tables
+    if table is not None
+  ]
 
 
 def _save(

@@ -1,6 +1,5 @@
 """What a run has left in its workdir, as far as it is there."""
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 import json
@@ -16,10 +15,6 @@ from jasgd import workdir
 from jasgd.reports import _formats
 from jasgd.reports import _predictions
 from jasgd.reports import _run_metrics
-
-# As much as there is room for in a label.
-_MAX_SETTINGS = 3
-_MAX_LETTERS = 24
 
 
 class Point(NamedTuple):
@@ -45,6 +40,7 @@ class Run:
   diverged_at: int | None  # The first clock with a loss that is not finite.
   problems: tuple[str, ...]  # What is missing or damaged, in sentences.
   end_reason: str = ''  # What a real run that is over said, if it did.
+  has_result: bool = False
 
   @functools.cached_property
   def summary(self) -> traces.Summary | None:
@@ -59,6 +55,34 @@ class Run:
     if isinstance(self.trace, traces.NodeTrace):
       return traces.summarize_nodes(self.trace)
     return None
+
+  @property
+  def active_duration(self) -> float:
+    """Seconds from nodes' first step to their last record but the end.
+
+    Real nodes have to be started, and to wait for each other, before that.
+    """
+    if not isinstance(self.trace, traces.NodeTrace):
+      return 0.0
+    records = self.trace.records
+    if not self.is_real or not len(self.trace.steps):
+      return self.trace.duration
+    work = (traces.NodeKind.STEP, traces.NodeKind.MIX)
+    is_work = np.isin(records['kind'], work)
+    begin = self.trace.steps['start_time'].min()
+    return float(records['end_time'][is_work].max() - begin)
+
+  @property
+  def is_of_nodes(self) -> bool:
+    """Whether there is no server."""
+    return (
+      isinstance(self.trace, traces.NodeTrace) or 'strategy.name' in self.config
+    )
+
+  @property
+  def unit(self) -> str:
+    """What its clock counts: nodes have none, but steps."""
+    return 'step' if self.is_of_nodes else 'clock'
 
   @property
   def is_real(self) -> bool:
@@ -91,6 +115,8 @@ class Run:
       return self.summary.clock
     if len(self.metrics['clock']):
       return int(self.metrics['clock'][-1])
+    if self.node_summary:
+      return self.node_summary.num_steps
     return self.summary.clock if self.summary else None
 
   @property
@@ -105,6 +131,8 @@ class Run:
     known = [self.config['num_updates']] if self.asks_updates else []
     if self.summary and self.summary.clock:
       known.append(self.summary.clock)
+    if self.node_summary and not self.is_real:
+      known.append(self.node_summary.num_steps)
     return max(known, default=None)
 
   @property
@@ -113,8 +141,10 @@ class Run:
     clock, planned = self.clock, self.planned_clock
     if self.diverged_at is not None:
       return False
-    if isinstance(self.trace, traces.Trace) and self.is_real:
-      return self.trace.end_clock is None
+    if self.is_real:
+      if isinstance(self.trace, traces.Trace):
+        return self.trace.end_clock is None
+      return not self.has_result
     return clock is not None and planned is not None and clock < planned
 
   @property
@@ -179,7 +209,8 @@ def read_run(root: str | os.PathLike[str]) -> Run:
   if not isinstance(config, dict):
     problems.append('There are no settings: no config.json.')
     config = {}
-  if not paths.trace.exists():
+  on_devices = config.get('runtime', {}).get('mode') == 'devices'
+  if not paths.trace.exists() and not on_devices:
     problems.append('There is no trace yet.')
   return Run(
     root=paths.root,
@@ -197,44 +228,8 @@ def read_run(root: str | os.PathLike[str]) -> Run:
     diverged_at=diverged_at,
     problems=tuple(problems),
     end_reason=str(result.get('end_reason') or ''),
+    has_result=bool(result),
   )
-
-
-def name_runs(runs: Sequence[Run]) -> list[str]:
-  """A label for each run: what is different in its config, or its folder."""
-  if len(runs) == 1:
-    return name_folders(runs)
-  keys = find_differences([run.config for run in runs])
-  if 0 < len(keys) <= _MAX_SETTINGS:
-    labels = [
-      ', '.join(
-        f'{key}={_formats.format_value(run.config[key], _MAX_LETTERS)}'
-        for key in keys
-        if key in run.config
-      )
-      for run in runs
-    ]
-    if len({*labels}) == len(labels) and all(labels):
-      return labels
-  return name_folders(runs)
-
-
-def name_folders(runs: Sequence[Run]) -> list[str]:
-  """The folders of the runs, from where their paths part."""
-  roots = [run.root.resolve() for run in runs]
-  common = os.path.commonpath([root.parent for root in roots])
-  return [root.relative_to(common).as_posix() for root in roots]
-
-
-def find_differences(trees: Sequence[dict[str, Any]]) -> list[str]:
-  """The keys whose values are not the same everywhere."""
-  keys = dict.fromkeys(key for tree in trees for key in tree)
-  return [key for key in keys if len({_say(tree, key) for tree in trees}) > 1]
-
-
-def _say(tree: dict[str, Any], key: str) -> str:
-  """A value as JSON, in which 1 and True are two things; '' for none."""
-  return json.dumps(tree[key], default=str) if key in tree else ''
 
 
 def _check_workdir(paths: workdir.Workdir) -> None:

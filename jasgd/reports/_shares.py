@@ -39,7 +39,7 @@ def measure_shares(run: _runs.Run) -> Shares | None:
       },
     )
   if run.node_summary and run.node_summary.num_nodes:
-    nodes, duration = run.node_summary.nodes, run.node_summary.duration
+    nodes, duration = run.node_summary.nodes, run.active_duration
     return Shares(
       'node',
       'steps',

@@ -1,4 +1,4 @@
-"""The tables of a report, as text: settings, results, fates, learners."""
+"""The tables of a report, as text: settings, results, learners."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 
 from jasgd import traces
 from jasgd.reports import _formats
+from jasgd.reports import _labels
 from jasgd.reports import _members
 from jasgd.reports import _runs
 from jasgd.reports import _words
@@ -15,18 +16,6 @@ _number = _formats.format_number
 _share = _formats.format_share
 
 MAX_LEARNERS = 32
-
-# Why a gradient is in no update, as people say it.
-_REASONS = {
-  traces.Fate.APPLIED: 'applied',
-  traces.Fate.PENDING: 'pending: its update was not made yet',
-  traces.Fate.DROPPED_LATE: 'dropped: came after its update',
-  traces.Fate.DROPPED_STALE: 'dropped: too stale',
-  traces.Fate.LOST_HISTORY: 'dropped: of weights lost with a server',
-  traces.Fate.DROPPED_GONE: 'dropped: its learner was gone',
-  traces.Fate.AFTER_END: 'dropped: the run was over',
-  traces.Fate.NOT_FINITE: 'dropped: not finite',
-}
 
 
 class Table(NamedTuple):
@@ -60,20 +49,12 @@ def make_results(
   """How the runs ended, and how fast they were."""
   columns = [_list_results(run) for run in runs]
   if len(runs) > 1:
-    folders = _runs.name_folders(runs)
+    folders = _labels.name_folders(runs)
     columns = [
       {'workdir': folder, **column}
       for folder, column in zip(folders, columns, strict=True)
     ]
-  return _join('Results', 'result', columns, labels)
-
-
-def make_fates(
-  runs: Sequence[_runs.Run], labels: Sequence[str]
-) -> Table | None:
-  """What became of the gradients; None if there is no server."""
-  columns = [_list_fates(run.summary) for run in runs]
-  return _join('Fates of gradients', 'fate', columns, labels)
+  return join('Results', 'result', columns, labels)
 
 
 def make_learners(run: _runs.Run, title: str) -> Table | None:
@@ -81,7 +62,7 @@ def make_learners(run: _runs.Run, title: str) -> Table | None:
   if run.summary and run.summary.num_learners:
     return _make_learners(run.summary, title)
   if run.node_summary and run.node_summary.num_nodes:
-    return _make_nodes(run.node_summary, title)
+    return _make_nodes(run, run.node_summary, title)
   return None
 
 
@@ -96,14 +77,14 @@ def _compare(
     {key: _formats.format_value(value) for key, value in tree.items()}
     for tree in trees
   ]
-  table = _join(title, name, columns, labels)
-  marked = frozenset(_runs.find_differences(trees))
+  table = join(title, name, columns, labels)
+  marked = frozenset(_labels.find_differences(trees))
   if table is None or not marked:
     return table
   return table._replace(marked=marked, note='≠ where the runs differ.')
 
 
-def _join(
+def join(
   title: str,
   name: str,
   columns: Sequence[dict[str, str]],
@@ -125,14 +106,11 @@ def _list_results(run: _runs.Run) -> dict[str, str]:
   """The results of one run by name."""
   end = _words.say_end(run)
   results = {'end': end} if end else {}
-  for name in sorted(name for name in run.metrics if name.startswith('test/')):
-    last, best = run.find_last(name), run.find_best(name)
-    if last is not None and best is not None:
-      results[f'{name}, final'] = _format_point(last)
-      results[f'{name}, best'] = _format_point(best)
+  for group in ('test/', 'centre/'):
+    results |= _list_metrics(run, group)
   loss = run.find_last('train/loss')
   if loss is not None:
-    results['train/loss, final'] = _format_point(loss)
+    results['train/loss, final'] = _format_point(run, loss)
   epoch = run.find_last('epoch')
   if epoch is not None:
     results['epochs'] = _number(epoch.value)
@@ -143,7 +121,21 @@ def _list_results(run: _runs.Run) -> dict[str, str]:
       results['updates'] = _number(run.clock)
     results |= _list_server_results(run)
   if run.node_summary:
-    results |= _list_node_results(run.node_summary)
+    consensus = run.find_last('gossip/consensus_error')
+    if consensus is not None:
+      results['consensus error, final'] = _format_point(run, consensus)
+    results |= _list_node_results(run, run.node_summary)
+  return results
+
+
+def _list_metrics(run: _runs.Run, group: str) -> dict[str, str]:
+  """The last and the best of each metric of a group."""
+  results = {}
+  for name in sorted(name for name in run.metrics if name.startswith(group)):
+    last, best = run.find_last(name), run.find_best(name)
+    if last is not None and best is not None:
+      results[f'{name}, final'] = _format_point(run, last)
+      results[f'{name}, best'] = _format_point(run, best)
   return results
 
 
@@ -177,11 +169,14 @@ def _list_server_results(run: _runs.Run) -> dict[str, str]:
   return results | _members.list_changes(run.trace)
 
 
-def _list_node_results(summary: traces.NodeSummary) -> dict[str, str]:
+def _list_node_results(
+  run: _runs.Run, summary: traces.NodeSummary
+) -> dict[str, str]:
+  rate = traces.statistics.divide(summary.num_steps, run.active_duration)
   results = {
     'nodes': _number(summary.num_nodes),
     'steps': _number(summary.num_steps),
-    'steps per second': _number(summary.steps_per_second),
+    'steps per second, of all': _number(rate),
     'mixes': _number(summary.num_mixes),
   }
   for name, spread in (('age', summary.age), ('lag', summary.lag)):
@@ -195,22 +190,10 @@ def _list_node_results(summary: traces.NodeSummary) -> dict[str, str]:
       'messages lost': _number(summary.num_lost),
       'questions refused': _number(summary.num_refused),
     }
+  if summary.lost_mass:
+    share = _share_of(summary.lost_mass, summary.num_nodes)
+    results['mass lost'] = f'{_number(summary.lost_mass)} ({share})'
   return results
-
-
-def _list_fates(summary: traces.Summary | None) -> dict[str, str]:
-  """How many gradients had which fate, without those that none had."""
-  if summary is None or not summary.num_gradients:
-    return {}
-  fates = {
-    _REASONS[fate]: f'{_number(count)} ({_share(summary.shares[fate])})'
-    for fate, count in summary.fates.items()
-    if count or fate == traces.Fate.APPLIED
-  }
-  fates['all'] = _number(summary.num_gradients)
-  if summary.num_void:
-    fates['lost with a server, not in the above'] = _number(summary.num_void)
-  return fates
 
 
 def _make_learners(summary: traces.Summary, title: str) -> Table:
@@ -242,16 +225,18 @@ def _make_learners(summary: traces.Summary, title: str) -> Table:
   return Table(title, header, rows, note=note_rest(summary.num_learners))
 
 
-def _make_nodes(summary: traces.NodeSummary, title: str) -> Table:
-  nodes = summary.nodes
+def _make_nodes(
+  run: _runs.Run, summary: traces.NodeSummary, title: str
+) -> Table:
+  nodes, duration = summary.nodes, run.active_duration
   rows = [
     (
       str(i),
       _number(int(nodes.num_steps[i])),
       _share_of(nodes.num_steps[i], summary.num_steps),
       _number(int(nodes.num_mixes[i])),
-      _share_of(nodes.computing[i], summary.duration),
-      _share_of(nodes.waiting[i], summary.duration),
+      _share_of(nodes.computing[i], duration),
+      _share_of(nodes.waiting[i], duration),
       _number(float(nodes.num_sent[i])),
       _number(float(nodes.num_received[i])),
     )
@@ -285,8 +270,8 @@ def format_mean(mean: float) -> str:
   return _formats.MISSING if np.isnan(mean) else f'{mean:.2f}'
 
 
-def _format_point(point: _runs.Point) -> str:
-  where = f'clock {_number(point.clock)}'
+def _format_point(run: _runs.Run, point: _runs.Point) -> str:
+  where = f'{run.unit} {_number(point.clock)}'
   if np.isfinite(point.epoch):
     where += f', epoch {_number(point.epoch)}'
   return f'{_number(point.value)} ({where})'

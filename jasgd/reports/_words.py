@@ -21,7 +21,7 @@ def tell_run(run: _runs.Run) -> str:
       *_tell_gradients(run.summary),
       *_tell_members(run),
       *_tell_scope(run),
-      *_tell_nodes(run.node_summary),
+      *_tell_nodes(run),
       *run.problems,
     ]
   )
@@ -30,11 +30,11 @@ def tell_run(run: _runs.Run) -> str:
 def say_end(run: _runs.Run) -> str:
   """How it ended, for a cell of a table; nothing without metrics."""
   if run.diverged_at is not None:
-    return f'diverged by clock {_number(run.diverged_at)}'
+    return f'diverged by {run.unit} {_number(run.diverged_at)}'
   if run.is_unfinished:
     return f'unfinished: {_say_clock(run)}'
   if run.last_rows or run.is_real:
-    return f'at clock {_number(run.clock)}'
+    return f'at {run.unit} {_number(run.clock)}'
   return ''
 
 
@@ -80,14 +80,14 @@ def _say_clock(run: _runs.Run) -> str:
   """How far it has come, of how far it was to, if that is known."""
   clock, planned = run.clock, run.planned_clock
   of = '' if planned == clock else f' of {_number(planned)}'
-  return f'clock {_number(clock)}{of}'
+  return f'{run.unit} {_number(clock)}{of}'
 
 
 def _tell_end(run: _runs.Run) -> Iterator[str]:
   if run.diverged_at is not None:
     yield (
-      f'The run diverged: by clock {_number(run.diverged_at)} a loss was not '
-      'finite.'
+      f'The run diverged: by {run.unit} {_number(run.diverged_at)} a loss was '
+      'not finite.'
     )
   elif run.is_unfinished:
     why = ' (it was interrupted, or goes on)' if run.is_real else ''
@@ -102,9 +102,10 @@ def _tell_results(run: _runs.Run) -> Iterator[str]:
     # A number of updates, if there is one, is what counts.
     asked = None if run.asks_updates else run.config.get('num_epochs')
     of = f' of {_number(asked)}' if isinstance(asked, (int, float)) else ''
+    noun = 'step' if run.is_of_nodes else 'update'
     yield (
       f'It came to epoch {_number(epoch.value)}{of}, with '
-      f'{_count(epoch.clock, "update")}.'
+      f'{_count(epoch.clock, noun)}.'
     )
   for name in ('test/accuracy', 'test/loss', 'train/loss'):
     last, best = run.find_last(name), run.find_best(name)
@@ -112,7 +113,7 @@ def _tell_results(run: _runs.Run) -> Iterator[str]:
       words = name.replace('/', ' ')
       yield (
         f'The {words} is {_number(last.value)} at the end, and at best '
-        f'{_number(best.value)}, at clock {_number(best.clock)}.'
+        f'{_number(best.value)}, at {run.unit} {_number(best.clock)}.'
       )
       break
 
@@ -172,19 +173,23 @@ def _tell_scope(run: _runs.Run) -> Iterator[str]:
     )
 
 
-def _tell_nodes(summary: traces.NodeSummary | None) -> Iterator[str]:
+def _tell_nodes(run: _runs.Run) -> Iterator[str]:
+  summary = run.node_summary
   if summary is None:
     return
   yield (
     f'They made {_count(summary.num_steps, "step")} and '
     f'{_count(summary.num_mixes, "mix", "mixes")} in '
-    f'{_number(summary.duration)} s.'
+    f'{_number(run.active_duration)} s.'
   )
   if len(summary.age.values):
     yield (
       f'What is mixed in is {_number(summary.age.mean)} steps old on average, '
       f'{_number(summary.age.max)} at most.'
     )
+  if summary.lost_mass:
+    lost_mass = _number(summary.lost_mass)
+    yield f'Of a mass of {summary.num_nodes}, {lost_mass} was lost.'
   if summary.num_deaths:
     yield (
       f'Nodes died {_count(summary.num_deaths, "time")} and returned '

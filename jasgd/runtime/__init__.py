@@ -3,7 +3,8 @@
 A `Server` owns the weights, in one thread; a `Learner` computes gradients and
 exchanges them for weights. `serve` gives a server its wires: shared memory for
 processes of its host, Arrow Flight for all others, a queue for threads. `learn`
-is a learner in a process of its own.
+is a learner in a process of its own. A `Peer` trains without a server, and
+averages with others; a `Centre` is what elastic averaging needs besides.
 """
 
 from jasgd.runtime._crash import POINTS as CRASH_POINTS
@@ -12,21 +13,30 @@ from jasgd.runtime._flight_security import Tls
 from jasgd.runtime._messages import Flag
 from jasgd.runtime._messages import Message
 from jasgd.runtime._messages import Verb
+from jasgd.runtime._node_settings import NodeSettings
 from jasgd.runtime._saver import restore as restore_server
 from jasgd.runtime._settings import Deadlines
 from jasgd.runtime._settings import make_fingerprint
 from jasgd.runtime._settings import ON_LEARNER_LOST
 from jasgd.runtime._settings import ServerSettings
+from jasgd.runtime._station import find_folder
 from jasgd.runtime._wire import Connection
 from jasgd.runtime._wire import RefusedError
 from jasgd.runtime._wire import WireError
 from jasgd.runtime.addresses import make_connect
 from jasgd.runtime.addresses import WIRES
+from jasgd.runtime.centre import Centre
+from jasgd.runtime.group import GroupNode
+from jasgd.runtime.group import join_group
 from jasgd.runtime.hosting import Place
 from jasgd.runtime.hosting import serve
 from jasgd.runtime.hosting import serve_threads
 from jasgd.runtime.learner import Learner
 from jasgd.runtime.learning import learn
+from jasgd.runtime.members import connect_member
+from jasgd.runtime.members import find_others
+from jasgd.runtime.members import list_members
+from jasgd.runtime.peer import Peer
 from jasgd.runtime.processes import Child
 from jasgd.runtime.processes import CHILD_VARIABLES
 from jasgd.runtime.processes import compute_in_place
@@ -40,12 +50,16 @@ __all__ = [
   'CRASH_VARIABLE',
   'ON_LEARNER_LOST',
   'WIRES',
+  'Centre',
   'Child',
   'Connection',
   'Deadlines',
   'Flag',
+  'GroupNode',
   'Learner',
   'Message',
+  'NodeSettings',
+  'Peer',
   'Place',
   'RefusedError',
   'Server',
@@ -54,8 +68,13 @@ __all__ = [
   'Verb',
   'WireError',
   'compute_in_place',
+  'connect_member',
+  'find_folder',
   'find_function',
+  'find_others',
+  'join_group',
   'learn',
+  'list_members',
   'make_connect',
   'make_fingerprint',
   'name_function',

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import logging
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,19 @@ import numpy as np
 
 from jasgd import workdir as workdirs
 from jasgd.runtime import _crash
-from jasgd.runtime import _recorder
 from jasgd.runtime import _snapshots
 
 _log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+  """What writes the trace of a run."""
+
+  def flush(self) -> None:
+    """Hands records to the operating system: they outlive this process."""
+
+  def sync(self) -> None:
+    """Waits for the disk, for what was flushed. Any thread may call it."""
 
 
 class Saver:
@@ -30,7 +39,7 @@ class Saver:
   def __init__(
     self,
     workdir: workdirs.Workdir,
-    recorder: _recorder.Recorder,
+    recorder: Recorder,
     crash: _crash.CrashPoints,
     find_learner: Callable[[], int],
   ) -> None:
@@ -129,19 +138,20 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def restore(
-  workdir: workdirs.Workdir, state: Any, size: int
+  workdir: workdirs.Workdir, state: Any, size: int, clock: int | None = None
 ) -> tuple[Any, list[np.ndarray], dict[str, Any]] | None:
-  """What the last checkpoint holds: state, snapshots and position.
+  """What a checkpoint holds: state, snapshots and position.
 
   Args:
     workdir: Where checkpoints are.
     state: One like it.
     size: Of a snapshot, in bytes.
+    clock: Which checkpoint; the last one if None.
 
   Returns:
     None if there is no checkpoint.
   """
-  position = workdirs.read_position(workdir)
+  position = workdirs.read_position(workdir, clock)
   if position is None:
     return None
   row = jax.ShapeDtypeStruct((size,), np.uint8)
@@ -149,7 +159,7 @@ def restore(
     'server': jax.eval_shape(lambda: state),
     'snapshots': [row] * len(position['snapshots']),
   }
-  found = workdirs.restore_checkpoint(workdir, like)
+  found = workdirs.restore_checkpoint(workdir, like, clock)
   assert found is not None  # There was one just now, and nobody removes it.
   _, restored, position = found
   return (

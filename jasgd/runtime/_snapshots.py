@@ -56,21 +56,26 @@ class SnapshotStore:
     self, incarnation: int, clock: int, rate: float, weights: Any
   ) -> Snapshot:
     """Copies weights into a buffer; the caller has a lease of it."""
-    buffer = self._pool.take()
+    buffer = self.reserve()
     self._layout.pack(weights, buffer.array)
-    return self._wrap(incarnation, clock, rate, buffer)
+    return self.wrap(incarnation, clock, rate, buffer)
 
   def restore(
     self, incarnation: int, clock: int, rate: float, data: np.ndarray
   ) -> Snapshot:
     """A snapshot from its bytes; the caller has a lease of it."""
-    buffer = self._pool.take()
+    buffer = self.reserve()
     np.copyto(buffer.array, data)
-    return self._wrap(incarnation, clock, rate, buffer)
+    return self.wrap(incarnation, clock, rate, buffer)
 
-  def _wrap(
+  def reserve(self) -> _buffers.Buffer:
+    """A buffer that nobody uses, to be filled and given to `wrap`."""
+    return self._pool.take()
+
+  def wrap(
     self, incarnation: int, clock: int, rate: float, buffer: _buffers.Buffer
   ) -> Snapshot:
+    """A snapshot of a buffer that is filled; the caller has a lease of it."""
     parts = self._layout.view(buffer.array)
     return Snapshot(incarnation, clock, rate, buffer, parts, 1)
 

@@ -25,9 +25,6 @@ TOKEN_VARIABLE = 'JASGD_TOKEN'
 
 _ADDRESS = re.compile(r'(grpc\+(tcp|tls)://)?[^\s/:]+(:[^\s/:]+)*:\d{1,5}')
 
-# Seconds to get a connection.
-_CONNECT_DEADLINE = 20.0
-
 
 def write_address(
   workdir: workdirs.Workdir, addresses: dict[str, str], **more: Any
@@ -52,6 +49,7 @@ def make_connect(
   wire: str = 'auto',
   token: str | None = None,
   tls: _flight_security.Tls | None = None,
+  deadline: float = 20.0,
 ) -> learners.Connect:
   """A function that connects to a server, wherever it is by then.
 
@@ -62,6 +60,7 @@ def make_connect(
     token: What the server wants to hear. None: from the workdir, or from the
       environment's JASGD_TOKEN.
     tls: For mutual TLS.
+    deadline: Seconds to get a connection.
 
   Returns:
     A function of a payload's size.
@@ -84,7 +83,7 @@ def make_connect(
       addresses = _find_addresses(workdir, wire)
     if 'memory' in addresses:
       return _memory_client.connect_memory(
-        addresses['memory'], payload_size, _CONNECT_DEADLINE
+        addresses['memory'], payload_size, deadline
       )
     # Where it is needed: pyarrow takes its time.
     from jasgd.runtime import _flight_client
@@ -94,7 +93,7 @@ def make_connect(
       payload_size,
       token=token or find_token(workdir),
       tls=tls,
-      deadline=_CONNECT_DEADLINE,
+      deadline=deadline,
     )
 
   return connect

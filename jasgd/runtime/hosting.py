@@ -9,6 +9,7 @@ import time
 
 from jasgd import workdir as workdirs
 from jasgd.runtime import _flight_security
+from jasgd.runtime import _inbox
 from jasgd.runtime import _memory_wire
 from jasgd.runtime import _queue_wire
 from jasgd.runtime import _settings
@@ -69,7 +70,7 @@ def serve(
       settings, workdir, is_shared='memory' in place.wires
     )
     stack.callback(server.close)
-    found = _listen(server, workdir, place, stack)
+    found = listen(server.inbox, server.layout.size, workdir, place, stack)
     addresses.write_address(
       workdir,
       found,
@@ -106,16 +107,28 @@ def _run(
   server.finish()
 
 
-def _listen(
-  server: servers.Server,
+def listen(
+  inbox: _inbox.Inbox,
+  size: int,
   workdir: workdirs.Workdir,
   place: Place,
   stack: contextlib.ExitStack,
 ) -> dict[str, str]:
-  """Opens the wires; gives their addresses."""
+  """Opens the wires.
+
+  Args:
+    inbox: Where requests go.
+    size: Of a payload, in bytes.
+    workdir: Where the token is, or will be.
+    place: Where to listen.
+    stack: Closes them.
+
+  Returns:
+    Their addresses, by the names of the wires.
+  """
   found = {}
   if 'memory' in place.wires:
-    memory = _memory_wire.MemoryListener(server.inbox, server.layout.size)
+    memory = _memory_wire.MemoryListener(inbox, size)
     stack.callback(memory.close)
     found['memory'] = memory.address
   if 'flight' in place.wires:
@@ -123,8 +136,8 @@ def _listen(
     from jasgd.runtime import _flight_wire
 
     flight = _flight_wire.FlightListener(
-      server.inbox,
-      server.layout.size,
+      inbox,
+      size,
       host=place.host,
       port=place.port,
       token=addresses.make_token(workdir),

@@ -80,6 +80,8 @@ class Server:
     self._watched_at = 0.0
     found = None
     if workdir is not None:
+      if workdir.trace.exists():  # A test kills once, before a checkpoint too.
+        crash.disarm()
       found = _saver.restore(workdir, core.weights.state, self.layout.size)
     position = found[2] if found else {}
     core.open_recorder(workdir, self._make_header(), position.get('metrics', 0))
@@ -90,7 +92,6 @@ class Server:
       core.protocol.start(settings.num_learners)
     else:
       _resuming.resume(core, *found)
-      crash.disarm()  # A test kills once.
     core.weights.warm_up(
       tuple(
         size for size in _gradients.GROUP_SIZES if size <= settings.max_group

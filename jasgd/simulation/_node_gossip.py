@@ -18,6 +18,9 @@ class GossipLoop(_node_loop.NodeLoop):
     super().__init__(setup)
     assert isinstance(setup.strategy, gossip.Gossip)
     self._peers = setup.strategy.peers
+    self._weight = 0.5  # Of a random peer.
+    if isinstance(setup.strategy, gossip.Pull):
+      self._weight = setup.strategy.beta
     self._peer_rows: list[list[int]] = []  # Of random peers, as needed.
     self._tables: dict[int, list[_Peers]] = {}  # Of a topology's rounds.
     self._num_draws = [0] * setup.num_nodes
@@ -30,7 +33,7 @@ class GossipLoop(_node_loop.NodeLoop):
       while row >= len(self._peer_rows):
         self._draw_rows(self._peers)
       peer = self._peer_rows[row][node]
-      return [] if peer == node else [(peer, 0.5)]
+      return [] if peer == node else [(peer, self._weight)]
     row %= self._peers.num_rounds
     if row not in self._tables:
       self._tables[row] = _list_peers(self._peers, row)

@@ -22,9 +22,10 @@ from jasgd.simulation import _times
   DELIVERED,  # A message is in its inbox.
   STEPPED,  # Its gradient is computed.
   READ,  # Its question has arrived, at peers or at the centre.
-  SERVED,  # The centre is done with it.
   MIXED,  # The answers are there.
-) = range(9)
+  ARRIVED,  # Its force is at the centre.
+  MOVED,  # The centre has moved by it.
+) = range(10)
 
 
 class Setup(NamedTuple):

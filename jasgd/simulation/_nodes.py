@@ -53,6 +53,15 @@ def simulate_nodes(
   as dead. With push-sum it gets half of that node's mass. If there is nobody,
   it goes on with the weights that it had (and a mass of 1).
 
+  With all-reduce of period 1, nodes average their gradients, and each makes the
+  same update; with a longer period they step on their own, and average their
+  weights. In elastic averaging a node asks the centre, moves towards what it is
+  answered, and sends the force by which it has moved, without waiting until the
+  centre has moved too. If its order is 'easgd', the next gradient is still of
+  the weights before that mix, although it is computed after it. Push-sum is of
+  GoSGD's form: a node holds its weights, to which its steps are applied, beside
+  its mass, by which they are mixed.
+
   A message between nodes takes the latency and its bytes over `bandwidth`; what
   one node pulls at once, or pushes, goes over its link one after another. The
   centre's link, `server_bandwidth` and `num_shards`, is shared by all, and its
@@ -105,6 +114,9 @@ def simulate_nodes(
   make_loop = next(
     loop for kind, loop in _LOOPS.items() if isinstance(strategy, kind)
   )
+  averages = {}
+  if isinstance(strategy, gossip.AllReduce):
+    averages['averages'] = 'gradients' if strategy.period == 1 else 'weights'
   return traces.NodeTrace(
     make_loop(setup).run(),
     {
@@ -117,6 +129,7 @@ def simulate_nodes(
       'network': network.to_header(),
       'num_failures': len(failures),
       'numpy': np.__version__,
+      **averages,
     },
   )
 

@@ -11,6 +11,7 @@ from jasgd.tasks import _augmentation
 from jasgd.tasks import _checks
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
+from jasgd.tasks import _validation
 
 # apply(params, stats, inputs, key) -> (outputs, stats); no key: evaluation.
 Apply = Callable[
@@ -75,6 +76,7 @@ def from_functions(
   alpha: float = 0.5,
   seed: int = 0,
   chunk: int | None = None,
+  validation: float = 0.0,
 ) -> _task.Task:
   """A task from two functions and examples that fit in memory.
 
@@ -98,6 +100,9 @@ def from_functions(
     alpha: How alike the shards of `'dirichlet'` are.
     seed: Of the shards. What varies from run to run has the run's seed.
     chunk: As in `Task`.
+    validation: Share of `train` that is evaluated on instead of `test`, and not
+      trained on: to choose settings without a look at `test`. Always the same
+      examples; 0: none.
 
   Returns:
     A `Task`.
@@ -122,6 +127,8 @@ def from_functions(
     1.3862944
   """
   _checks.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
+  if validation:
+    train, test = _validation.hold_out(train, validation)
   num_samples = _checks.count_examples('train', train)
   if augment != 'none' and np.ndim(train['image']) != 4:
     raise ValueError(

@@ -21,7 +21,14 @@ _MODULES = {
 TASKS: tuple[str, ...] = tuple(_MODULES)
 
 # What `**options` of a factory stands for.
-_SHARED = {'alpha', 'augment', 'num_learners', 'seed', 'shards'}
+_SHARED = {
+  'alpha',
+  'augment',
+  'num_learners',
+  'seed',
+  'shards',
+  'validation',
+}
 
 
 def make_task(
@@ -35,6 +42,7 @@ def make_task(
   alpha: float = 0.5,
   seed: int = 0,
   augment: str = 'none',
+  validation: float = 0.0,
   **arguments: Any,
 ) -> _task.Task:
   """Builds a task from its name.
@@ -62,6 +70,8 @@ def make_task(
     alpha: How alike the shards of `'dirichlet'` are.
     seed: Of what belongs to the task: shards, and synthetic data.
     augment: `'none'`, or for images `'flip_crop'`.
+    validation: Share of the training set to evaluate on instead of the test
+      set, and not to train on; for images.
     **arguments: What else the task takes, such as `dimension`.
 
   Returns:
@@ -91,7 +101,7 @@ def make_task(
     'seed': seed,
   }
   wishes = {'model': (model, None), 'augment': (augment, 'none')}
-  wishes['shards'] = (shards, 'whole')
+  wishes |= {'shards': (shards, 'whole'), 'validation': (validation, 0.0)}
   given = {key: value for key, value in context.items() if key in known}
   given |= {
     key: value for key, (value, usual) in wishes.items() if value != usual

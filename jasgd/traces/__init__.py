@@ -2,16 +2,16 @@
 
 from jasgd.protocols import Fate
 from jasgd.traces import statistics
+from jasgd.traces._node_ages import measure_ages
+from jasgd.traces._node_schema import ALL
+from jasgd.traces._node_schema import CENTRE
+from jasgd.traces._node_schema import NODE_RECORD
+from jasgd.traces._node_schema import NodeKind
 from jasgd.traces._node_summary import format_node_summary
-from jasgd.traces._node_summary import measure_ages
 from jasgd.traces._node_summary import NodeColumns
 from jasgd.traces._node_summary import NodeSummary
 from jasgd.traces._node_summary import Spread
 from jasgd.traces._node_summary import summarize_nodes
-from jasgd.traces._nodes import ALL
-from jasgd.traces._nodes import CENTRE
-from jasgd.traces._nodes import NODE_RECORD
-from jasgd.traces._nodes import NodeKind
 from jasgd.traces._nodes import NodeTrace
 from jasgd.traces._schema import IN_FLIGHT
 from jasgd.traces._schema import Kind
@@ -24,6 +24,7 @@ from jasgd.traces._summary import summarize
 from jasgd.traces._summary import Summary
 from jasgd.traces._trace import Trace
 from jasgd.traces._waits import find_wait_ends
+from jasgd.traces._writer import NodeTraceWriter
 from jasgd.traces._writer import TraceWriter
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
   'NodeKind',
   'NodeSummary',
   'NodeTrace',
+  'NodeTraceWriter',
   'Spread',
   'Summary',
   'Trace',

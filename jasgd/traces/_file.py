@@ -152,10 +152,10 @@ def read_file(
   return records, contents.header
 
 
-def inspect_file(path: str) -> Contents:
+def inspect_file(path: str, dtype: np.dtype = _schema.RECORD) -> Contents:
   """What there is in a file now, if it is a trace."""
   with _open(path) as file:
-    return _inspect(file, path, _schema.RECORD)
+    return _inspect(file, path, dtype)
 
 
 def _open(path: str) -> BinaryIO:

@@ -4,6 +4,9 @@ import dataclasses
 
 import numpy as np
 
+from jasgd.traces import _node_ages
+from jasgd.traces import _node_deaths
+from jasgd.traces import _node_schema
 from jasgd.traces import _nodes
 from jasgd.traces import statistics
 
@@ -60,10 +63,10 @@ def summarize_nodes(trace: _nodes.NodeTrace) -> NodeSummary:
   """Explains a trace of nodes in numbers.
 
   The *age* of a mix is how many steps the peer has made when the mix is
-  applied, minus those that are in the weights that are mixed in; for the
-  centre, whose steps are its moves, the one that belongs to the mix counts too.
-  The *lag* is how many steps the node has made, minus those in the peer's
-  weights: below 0, the peer is ahead. All-reduce has neither.
+  applied, minus those that are in the weights that are mixed in; the steps of
+  the centre are its moves. The *lag* is how many steps the node has made, minus
+  those in the peer's weights: below 0, the peer is ahead. All-reduce has
+  neither.
 
   Args:
     trace: A trace.
@@ -85,72 +88,31 @@ def summarize_nodes(trace: _nodes.NodeTrace) -> NodeSummary:
     2 1.0 1.0
   """
   records, num_nodes = trace.records, trace.num_nodes
-  num_records = np.bincount(records['kind'], minlength=len(_nodes.NodeKind))
-  is_lost = records['kind'] == _nodes.NodeKind.LOST
+  num_records = np.bincount(
+    records['kind'], minlength=len(_node_schema.NodeKind)
+  )
+  is_lost = records['kind'] == _node_schema.NodeKind.LOST
   is_question = is_lost & (records['version'] < 0)
-  is_loss = is_lost | (records['kind'] == _nodes.NodeKind.LEAVE)
   mixes = trace.mixes[trace.mixes['node'] >= 0]
   nodes = _summarize_columns(trace, _first_of_mix(mixes), num_nodes)
   with_nodes = mixes[mixes['peer'] >= 0]
-  num_steps = int(num_records[_nodes.NodeKind.STEP])
+  num_steps = int(num_records[_node_schema.NodeKind.STEP])
+  deaths = _node_deaths.count_deaths(trace)
   return NodeSummary(
     num_nodes=num_nodes,
     num_steps=num_steps,
     num_mixes=int(nodes.num_mixes.sum()),
     duration=trace.duration,
     steps_per_second=statistics.divide(num_steps, trace.duration),
-    age=_describe(measure_ages(trace)),
+    age=_describe(_node_ages.measure_ages(trace)),
     lag=_describe(with_nodes['step'] - with_nodes['peer_step']),
-    num_deaths=int(num_records[_nodes.NodeKind.LEAVE]),
-    num_returns=int(num_records[_nodes.NodeKind.JOIN]),
+    num_deaths=deaths.num_deaths,
+    num_returns=deaths.num_returns,
     num_lost=int(np.count_nonzero(is_lost & ~is_question)),
     num_refused=int(np.count_nonzero(is_question)),
-    lost_mass=float(records['mass'][is_loss].sum()),
+    lost_mass=deaths.lost_mass,
     nodes=nodes,
   )
-
-
-def measure_ages(trace: _nodes.NodeTrace) -> np.ndarray:
-  """The age of everything that nodes have mixed in: see `summarize_nodes`.
-
-  Args:
-    trace: A trace.
-
-  Returns:
-    int64, an entry for each record of a mix of a node with a node or with the
-    centre, in the order of time.
-
-  Examples:
-    >>> import numpy as np
-    >>> from jasgd import traces
-    >>> records = np.zeros(3, traces.NODE_RECORD)
-    >>> records['step'] = [1, 2, 0]
-    >>> records[2]['kind'] = traces.NodeKind.MIX
-    >>> records[2]['node'] = 1  # Mixes what node 0 was at the start.
-    >>> print(traces.measure_ages(traces.NodeTrace(records)))
-    [2]
-  """
-  records = trace.records
-  kind, node = records['kind'], records['node'].astype(np.int64)
-  is_move = (kind == _nodes.NodeKind.MIX) & (node == _nodes.CENTRE)
-  is_progress = (kind == _nodes.NodeKind.STEP) | is_move
-  is_mix = (kind == _nodes.NodeKind.MIX) & (node >= 0)
-  is_mix &= records['peer'] != _nodes.ALL
-  # (node, place) as one number: so the last progress of a peer is found by
-  # searching, for all mixes at once.
-  place, stride = np.arange(len(records)), len(records) + 1
-  keys = node[is_progress] * stride + place[is_progress]
-  order = np.argsort(keys)
-  keys, steps = keys[order], records['step'][is_progress][order]
-  peer = records['peer'][is_mix].astype(np.int64)
-  found = np.searchsorted(keys, peer * stride + place[is_mix]) - 1
-  has_progress = found >= 0
-  has_progress[has_progress] &= (
-    keys[found[has_progress]] >= (peer * stride)[has_progress]
-  )
-  now = np.zeros(len(peer), np.int64)
-  now[has_progress] = steps[found[has_progress]]
-  return now - records['peer_step'][is_mix]
 
 
 def format_node_summary(summary: NodeSummary, max_nodes: int = 10) -> str:
@@ -236,7 +198,7 @@ def _summarize_columns(
 ) -> NodeColumns:
   """What each node did; `mixes` has one record of each mix."""
   refusals = trace.records[
-    (trace.records['kind'] == _nodes.NodeKind.LOST)
+    (trace.records['kind'] == _node_schema.NodeKind.LOST)
     & (trace.records['version'] < 0)
   ]
   num_sent, num_received = _count_messages(trace, num_nodes)
@@ -258,9 +220,9 @@ def _count_messages(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Messages that each node sent and received."""
   records, mixes = trace.records, trace.mixes
-  is_lost = records['kind'] == _nodes.NodeKind.LOST
+  is_lost = records['kind'] == _node_schema.NodeKind.LOST
   lost = records[is_lost & (records['version'] >= 0)]
-  is_all = mixes['peer'] == _nodes.ALL
+  is_all = mixes['peer'] == _node_schema.ALL
   reduced, mixes = mixes[is_all], mixes[~is_all]
   # By the ring formula, n nodes send 2 (n - 1) pieces of 1/n of a message.
   pieces = np.bincount(

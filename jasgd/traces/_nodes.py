@@ -1,7 +1,6 @@
 """Traces of nodes: steps on their own weights, and mixes with others'."""
 
 import dataclasses
-import enum
 import os
 import pathlib
 from typing import Any
@@ -9,58 +8,9 @@ from typing import Any
 import numpy as np
 
 from jasgd.traces import _file
+from jasgd.traces import _merge
+from jasgd.traces import _node_schema
 from jasgd.traces import _schema
-
-
-class NodeKind(enum.IntEnum):
-  """What a record of a node tells of."""
-
-  STEP = 0  # A gradient was computed and applied.
-  MIX = 1  # Others' weights were mixed in.
-  JOIN = 2  # A node came back; a MIX follows, unless it was alone.
-  LEAVE = 3  # A node died.
-  LOST = 4  # A message, or a question, that found a dead node.
-
-
-# Who is mixed with, if it is no node. The centre has records of its own, of the
-# moves that it makes, for it is mixed too.
-CENTRE = -2
-ALL = -3
-
-NODE_RECORD = np.dtype(
-  [
-    ('kind', 'u1'),
-    ('reserved', 'u1', (3,)),
-    # A node, or CENTRE; in a LOST the sender.
-    ('node', '<i4'),
-    # In a MIX the other node, CENTRE or ALL, which is the mean of all nodes
-    # with a record of the same `peer_version`. In a LOST the receiver. Else -1.
-    ('peer', '<i4'),
-    # Records of a node with equal `mix` are one mix; -1 if it is none.
-    ('mix', '<i4'),
-    # The place of the record among those of all nodes.
-    ('order', '<i8'),
-    # Steps that the node has made, with this one; of the centre, its moves.
-    ('step', '<i8'),
-    # How often its weights have changed, with this change. In a LOST the
-    # version that was sent, or -1 if it was a question.
-    ('version', '<i8'),
-    # In a STEP the version that the gradient was computed on; in a MIX the
-    # version of the peer's weights, before that mix, or the number of the
-    # all-reduce. Else -1.
-    ('peer_version', '<i8'),
-    # In a MIX the steps that are in the peer's weights. Else, and for ALL, -1.
-    ('peer_step', '<i8'),
-    # What the own and the peer's weights are multiplied with.
-    ('own_weight', '<f8'),
-    ('peer_weight', '<f8'),
-    # Of push-sum, else 0: what the node has after a STEP or MIX, what is lost
-    # with a LEAVE or LOST, and what a JOIN adds.
-    ('mass', '<f8'),
-    ('start_time', '<f8'),
-    ('end_time', '<f8'),
-  ]
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,12 +35,12 @@ class NodeTrace:
   @property
   def steps(self) -> np.ndarray:
     """The records of steps."""
-    return self.records[self.records['kind'] == NodeKind.STEP]
+    return self.records[self.records['kind'] == _node_schema.NodeKind.STEP]
 
   @property
   def mixes(self) -> np.ndarray:
     """The records of mixes."""
-    return self.records[self.records['kind'] == NodeKind.MIX]
+    return self.records[self.records['kind'] == _node_schema.NodeKind.MIX]
 
   @property
   def duration(self) -> float:
@@ -120,8 +70,8 @@ class NodeTrace:
     # Sorted once: a look through all records for each node would be too slow.
     order = np.argsort(self.records['node'], kind='stable')
     nodes = self.records['node'][order]
-    names = {CENTRE: 'centre'}
-    names |= {node: f'node-{node}' for node in range(self.num_nodes)}
+    nodes_and_centre = (_node_schema.CENTRE, *range(self.num_nodes))
+    names = {node: _get_name(node) for node in nodes_and_centre}
     starts = np.searchsorted(nodes, list(names), 'left').tolist()
     ends = np.searchsorted(nodes, list(names), 'right').tolist()
     (path / 'centre').unlink(missing_ok=True)  # It may be of another run.
@@ -135,7 +85,12 @@ class NodeTrace:
   def load(
     cls, folder: str | os.PathLike[str], allow_truncated: bool = False
   ) -> 'NodeTrace':
-    """Reads what `save` wrote, and puts it in the order of time again.
+    """Reads what `save`, or the nodes of a real run, wrote, as one trace.
+
+    What `save` wrote is put in the order of time again. Of real nodes, whose
+    headers say `is_recorded`, there may be files missing, of nodes that never
+    came; every record comes after its node's last one and after the versions
+    that it reads, and among those that could be next, by time.
 
     Args:
       folder: Where the files are.
@@ -147,31 +102,81 @@ class NodeTrace:
 
     Raises:
       TraceError: if there is no such folder, or a file is missing, truncated,
-        damaged, of another version or run, or no trace.
+        damaged, of another version or run, or no trace; or if a version is read
+        that was never written, as of a file that was cut off.
     """
     path = pathlib.Path(folder)
-    first, header = _file.read_file(
-      path / 'node-0', allow_truncated, NODE_RECORD
-    )
+    found = _list_files(path)
+    numbers = [node for node in found if node >= 0]
+    first = path / _get_name(min(numbers, default=0))
+    header = _inspect(first).header
     if not isinstance(header.get('num_nodes'), int):
       raise _schema.TraceError(
-        f'{str(path / "node-0")!r} does not say how many nodes there are: its '
-        f'header has num_nodes={header.get("num_nodes")!r}.'
+        f'{str(first)!r} does not say how many nodes there are: its header has '
+        f'num_nodes={header.get("num_nodes")!r}.'
       )
-    names = [f'node-{node}' for node in range(1, header['num_nodes'])]
-    if (path / 'centre').exists():
-      names.append('centre')
-    parts = [first]
-    for name in names:
-      part, other = _file.read_file(path / name, allow_truncated, NODE_RECORD)
-      if not _file.is_same_header(header, other):
+    is_recorded = bool(header.get('is_recorded'))
+    nodes = list(range(header['num_nodes']))
+    if is_recorded:
+      if max(numbers, default=-1) not in nodes:
         raise _schema.TraceError(
-          f'{str(path / name)!r} is of another run than '
-          f'{str(path / "node-0")!r}: their headers differ.'
+          f'{str(path)!r} has {_get_name(max(numbers))!r}, but its run had '
+          f'{len(nodes)} nodes.'
         )
-      parts.append(part)
-    records = np.concatenate(parts)
+      nodes = sorted(numbers)
+    if _node_schema.CENTRE in found:
+      nodes.append(_node_schema.CENTRE)
+    paths = {node: path / _get_name(node) for node in nodes}
+    # Real nodes may be writing: what was there at first is needed, no more.
+    num_needed = {node: _inspect(paths[node]).num_records for node in nodes}
+    parts = {}
+    for node in nodes:
+      parts[node], other = _file.read_file(
+        paths[node], allow_truncated, _node_schema.NODE_RECORD
+      )
+      _check_run(paths[node], other, first, header)
+    if is_recorded:
+      return cls(_merge.merge_records(parts, num_needed), header)
+    records = np.concatenate(list(parts.values()))
     return cls(records[np.argsort(records['order'], kind='stable')], header)
+
+
+def _get_name(node: int) -> str:
+  """The name of a node's file."""
+  return 'centre' if node == _node_schema.CENTRE else f'node-{node}'
+
+
+def _list_files(path: pathlib.Path) -> set[int]:
+  """The nodes that have a file in a folder."""
+  names = {_get_name(_node_schema.CENTRE): _node_schema.CENTRE}
+  for file in path.glob('node-*'):
+    number = file.name.removeprefix('node-')
+    if number.isdecimal() and file.name == _get_name(int(number)):
+      names[file.name] = int(number)
+  return {node for name, node in names.items() if (path / name).exists()}
+
+
+def _inspect(path: pathlib.Path) -> _file.Contents:
+  """What there is in the file of a node."""
+  return _file.inspect_file(str(path), _node_schema.NODE_RECORD)
+
+
+def _check_run(
+  path: pathlib.Path,
+  header: dict[str, Any],
+  first_path: pathlib.Path,
+  first_header: dict[str, Any],
+) -> None:
+  """Raises a TraceError if a file is of another run than the first."""
+  headers = [header, first_header]
+  if first_header.get('is_recorded'):  # They may be of hosts that differ.
+    keys = ('is_recorded', 'config', 'seed', 'num_nodes')
+    headers = [{key: each.get(key) for key in keys} for each in headers]
+  if not _file.is_same_header(*headers):
+    raise _schema.TraceError(
+      f'{str(path)!r} is of another run than {str(first_path)!r}: their '
+      'headers differ.'
+    )
 
 
 def _sync_folder(path: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Lists of arrays as files, by orbax; what they are is kept beside them."""
 
+import os
 import pathlib
 from typing import Any
 
@@ -7,6 +8,8 @@ import jax
 import numpy as np
 
 from jasgd.workdir import _files
+
+_SUFFIX = '.bytes'  # Of files that orbax did not write.
 
 
 def to_host(leaves: list[tuple[str, Any]]) -> list[np.ndarray]:
@@ -28,7 +31,13 @@ def write_arrays(folder: pathlib.Path, arrays: list[np.ndarray]) -> None:
   """Writes arrays to a new folder."""
   # Orbax refuses arrays of no elements, and a list of no arrays.
   arrays = [array for array in arrays if array.size]
-  if arrays:
+  if not arrays:
+    return
+  if jax.process_count() > 1:
+    # Orbax takes the processes of a group for one writer, and numpy arrays for
+    # the first one's to write; but each of ours has files of its own.
+    _write_bytes(folder, arrays)
+  else:
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
@@ -56,11 +65,14 @@ def read_arrays(
   positions = [index for index, array in enumerate(arrays) if array.size]
   if not positions:
     return arrays
-  import orbax.checkpoint as ocp
-
   try:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-      found = checkpointer.restore(folder.absolute())
+    if (folder / f'0{_SUFFIX}').exists():
+      found = _read_bytes(folder, [arrays[index] for index in positions])
+    else:
+      import orbax.checkpoint as ocp
+
+      with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        found = checkpointer.restore(folder.absolute())
   except Exception as error:  # Orbax and tensorstore have many classes of it.
     raise _files.WorkdirError(
       f'The arrays in {str(folder)!r} cannot be read: {error}'
@@ -72,6 +84,28 @@ def read_arrays(
   for index, array in zip(positions, found, strict=True):
     arrays[index] = np.asarray(array)
   return arrays
+
+
+def _write_bytes(folder: pathlib.Path, arrays: list[np.ndarray]) -> None:
+  """Writes the bytes of each array to a file of its own."""
+  folder.mkdir()
+  for index, array in enumerate(arrays):
+    with open(folder / f'{index}{_SUFFIX}', 'wb') as file:
+      file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+      file.flush()
+      os.fsync(file.fileno())
+
+
+def _read_bytes(
+  folder: pathlib.Path, arrays: list[np.ndarray]
+) -> list[np.ndarray]:
+  """Reads what `_write_bytes` wrote, of arrays that are like these."""
+  return [
+    np.fromfile(folder / f'{index}{_SUFFIX}', np.uint8)
+    .view(array.dtype)
+    .reshape(array.shape)
+    for index, array in enumerate(arrays)
+  ]
 
 
 def check_not_narrowed(descriptions: list[dict[str, Any]]) -> None:

@@ -141,11 +141,14 @@ def restore_checkpoint(
   return int(folder.name), state, manifest['position']
 
 
-def read_position(workdir: _files.Path) -> dict[str, Any] | None:
-  """The position in the last checkpoint, without its arrays.
+def read_position(
+  workdir: _files.Path, clock: int | None = None
+) -> dict[str, Any] | None:
+  """The position in a checkpoint, without its arrays.
 
   Args:
     workdir: The folder of a run, which need not be there.
+    clock: Which checkpoint; the last one if None.
 
   Returns:
     What was given to `save_checkpoint`; None if there is no checkpoint.
@@ -160,7 +163,7 @@ def read_position(workdir: _files.Path) -> dict[str, Any] | None:
   """
   if not list_checkpoints(workdir):
     return None
-  _, manifest = _open(workdir, None)
+  _, manifest = _open(workdir, clock)
   return manifest['position']
 
 

@@ -14,10 +14,14 @@ _LOG_INTERVAL = 5.0
 class Progress:
   """Shows the clock, the rate, the time left, the staleness and the losses.
 
+  Nodes without a server have steps instead of a clock, and ages instead of a
+  staleness.
+
   On a terminal the line is rewritten in place; elsewhere, as in the log of a
   cluster, a new one is printed every few seconds:
 
       clock 2500/10000 25%  410/s  ETA 18s  staleness 3.2 (max 9)  loss 0.41
+      steps 2500/10000 25%  410/s  ETA 18s  age 1.3 (max 4)  loss 0.41
 
   The rate is that since the start, without the time in `paused` (compilation,
   evaluation, checkpoints).
@@ -29,6 +33,7 @@ class Progress:
     interval: Seconds between two lines; if None, 0.2 on a terminal and 5
       elsewhere.
     now: Gives the time in seconds.
+    unit: What is counted.
 
   Raises:
     ValueError: if not 0 <= start <= total.
@@ -53,6 +58,7 @@ class Progress:
     stream: TextIO | None = None,
     interval: float | None = None,
     now: Callable[[], float] = time.monotonic,
+    unit: str = 'clock',
   ) -> None:
     if not 0 <= start <= total:
       raise ValueError(
@@ -67,6 +73,7 @@ class Progress:
       interval = _TERMINAL_INTERVAL if self._is_terminal else _LOG_INTERVAL
     self._interval = interval
     self._now = now
+    self._unit = unit
     self._begin = now()
     self._paused_time = 0.0
     self._paused_since: float | None = None
@@ -81,22 +88,30 @@ class Progress:
     *,
     staleness: float | None = None,
     max_staleness: float | None = None,
+    age: float | None = None,
+    max_age: float | None = None,
     **values: float,
   ) -> None:
     """Takes in how far the run is, and shows it if the last line is old.
 
     Args:
-      clock: The server's clock.
+      clock: The server's clock, or the steps of all nodes.
       staleness: The mean staleness of late.
       max_staleness: The largest.
+      age: The mean age of late, of what nodes have mixed in.
+      max_age: The largest.
       **values: Other numbers, shown by name: loss, acc.
     """
     self._clock = clock
     parts = []
-    if staleness is not None:
-      parts.append(f'staleness {staleness:.1f}')
-      if max_staleness is not None:
-        parts[-1] += f' (max {max_staleness:.0f})'
+    for name, mean, largest in (
+      ('staleness', staleness, max_staleness),
+      ('age', age, max_age),
+    ):
+      if mean is not None:
+        parts.append(f'{name} {mean:.1f}')
+        if largest is not None:
+          parts[-1] += f' (max {largest:.0f})'
     parts += [f'{name} {value:.3g}' for name, value in values.items()]
     self._tail = ''.join(f'  {part}' for part in parts)
     time = self._now()
@@ -149,7 +164,7 @@ class Progress:
       left = max(self._total - self._clock, 0)
       when = f'ETA {format_duration(left / rate)}'
     return (
-      f'clock {self._clock}/{self._total} {percent}%  '
+      f'{self._unit} {self._clock}/{self._total} {percent}%  '
       f'{_format_rate(rate)}  {when}{self._tail}'
     )
 

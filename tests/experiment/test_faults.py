@@ -54,3 +54,12 @@ def test_quick_cases_are_cases():
   names = {(each[0], each[1], each[3], each[5]) for each in CASES}
   assert names >= QUICK
   assert len(CASES) == 48
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(tmp_path):
+  fault = faults.Fault(
+    'softsync', 'momentum', 'memory', 'checkpoint_begun', 1, 'server'
+  )
+  outcome = faults.run_fault(fault, os.fspath(tmp_path))
+  assert outcome.is_good, outcome

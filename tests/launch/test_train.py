@@ -15,10 +15,13 @@ from jasgd import traces
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get('JASGD_DATA', ROOT.parent / 'shared/data'))
-CONFIGS = sorted(
-  path.stem
-  for path in (ROOT / 'configs').glob('*.py')
-  if 'experiment.TrainingConfig:' in path.read_text()
+CONFIGS, NODE_CONFIGS = (
+  sorted(
+    path.stem
+    for path in (ROOT / 'configs').glob('*.py')
+    if f'-> experiment.{kind}:' in path.read_text()
+  )
+  for kind in ('TrainingConfig', 'NodeTrainingConfig')
 )
 
 
@@ -87,13 +90,55 @@ def test_every_config_runs_as_smoke(name, tmp_path):
 
 
 @pytest.mark.parametrize(
+  ('config', 'variant'),
+  [
+    ('gossip_digits', 'simulate,smoke'),
+    ('gossip_digits', 'elastic,devices,smoke'),
+    pytest.param('mnist_strategies', 'smoke', marks=pytest.mark.slow),
+  ],
+)
+def test_every_config_of_nodes_runs_as_smoke(config, variant, tmp_path):
+  assert config in NODE_CONFIGS
+  flags = []
+  if 'digits' not in config:
+    if not DATA.exists():
+      pytest.skip('There is no data set here.')
+    flags = [f'--config.task.data_dir={DATA}']
+  done = _run(
+    'train',
+    f'--config=configs/{config}.py:{variant}',
+    f'--workdir={tmp_path}',
+    *flags,
+  )
+  assert done.returncode == 0, done.stderr
+  assert re.search(r'steps (\d+)/\1 100%  .* loss \d.* acc 0\.', done.stderr)
+  result = json.loads((tmp_path / 'result.json').read_text())
+  assert result['gossip/consensus_error'] > 0
+  assert (tmp_path / 'report.html').exists()
+  assert set(jasgd.load_params(tmp_path)) >= {'Dense_0', 'Dense_1'}
+
+
+def test_configs_of_nodes_have_their_command_in_the_note():
+  assert NODE_CONFIGS == ['gossip_digits', 'mnist_strategies']
+  for name in NODE_CONFIGS:
+    text = (ROOT / 'configs' / f'{name}.py').read_text()
+    assert f'launch.train --config=configs/{name}.py' in text
+
+
+@pytest.mark.parametrize(
   ('flag', 'problem'),
   [
     (
       '--config=configs/simulate_jain.py',
-      'must be a TrainingConfig, got a SimulationConfig',
+      'must be a TrainingConfig or a NodeTrainingConfig, got a '
+      'SimulationConfig',
     ),
     ('--config=configs/digits_async.py:big', "may stand smoke, got 'big'"),
+    ('--config=configs/gossip_digits.py:gossip', "smoke, got 'gossip'"),
+    (
+      '--config=configs/gossip_digits.py:pull,push',
+      'one strategy and one place, got pull, push',
+    ),
     ('--config=configs/nothing.py', 'nothing.py'),
     ('--config.nothing=1', 'Field nothing not found'),
     ('--config.optimizer.rate=-1', 'rate must be finite and above 0, got -1.0'),

@@ -303,7 +303,7 @@ def test_nodes(tmp_path):
   assert [int(row[1]) for row in table[1:]] == summary.nodes.num_steps.tolist()
   assert 'Fates of gradients' not in page.tables
   pictures = {path.name for path in (run / 'report').iterdir()}
-  assert pictures == {'ages.png', 'timeline.png', 'learners.png'}
+  assert pictures == {'ages.png', 'timeline.png', 'learners.png', 'rates.png'}
   assert 'pull(1)' in page.paragraphs[0].lower()
 
 
@@ -320,6 +320,7 @@ def test_nodes_beside_a_server(tmp_path):
     'timeline-1.png',
     'timeline-2.png',
     'learners.png',
+    'rates.png',
   }
   assert page.column('Results', 1)['learners'] == _formats.MISSING
   assert page.column('Results', 2)['steps'] == _formats.MISSING
@@ -358,7 +359,7 @@ def test_a_truncated_trace(make, tmp_path):
   path.write_bytes(path.read_bytes()[:-10])
   page = cases.Page(reports.write_report(run))
   assert 'The trace ends within a record' in page.paragraphs[0]
-  assert len(page.images) == 3
+  assert len(page.images) == (3 if make is cases.simulate else 4)
   if make is cases.simulate:
     assert page.column('Fates of gradients')['all'] == '119'
 

@@ -56,13 +56,15 @@ def run(name, network='free', num_steps=30, seed=1, **arguments):
 def execute(trace, start=None):
   """Runs a trace on numbers, on which steps do nothing.
 
-  Gives every version of every node and of the centre. It fails if versions are
-  not consecutive, or if one is read that does not exist yet.
+  Gives every version of every node and of the centre, which moves by the force
+  that a node's mix has left. It fails if versions are not consecutive, or if
+  one is read that does not exist yet.
   """
   if start is None:
     start = np.arange(float(trace.num_nodes))
   history = {node: [value] for node, value in enumerate(start)}
   history[traces.CENTRE] = [np.mean(start)]
+  forces, joined = {}, set()
   for group in _group(trace.records):
     record, values = group[0], {}
     own = history[record['node']]
@@ -74,6 +76,10 @@ def execute(trace, start=None):
       assert len(set(group['node'])) == len(group)
       mean = np.mean([history[node][-1] for node in group['node']])
       values = dict.fromkeys(group['node'].tolist(), mean)
+    elif (record['kind'], record['node']) == (1, traces.CENTRE):
+      assert record['own_weight'] == 1
+      force = forces.pop((record['peer'], record['peer_version']))
+      values[traces.CENTRE] = own[-1] + force
     elif record['kind'] == traces.NodeKind.MIX:
       weights = group['peer_weight']
       assert record['own_weight'] + sum(weights) == pytest.approx(1)
@@ -82,7 +88,12 @@ def execute(trace, start=None):
       others = [history[part['peer']][part['peer_version']] for part in group]
       value = record['own_weight'] * own[-1] + weights @ others
       values[record['node']] = value
+      if record['peer'] == traces.CENTRE and record['node'] not in joined:
+        forces[record['node'], record['version'] - 1] = own[-1] - value
+      joined.discard(record['node'])
     else:
+      if record['kind'] == traces.NodeKind.JOIN:
+        joined.add(record['node'])
       continue
     for part in group:
       node = int(part['node'])

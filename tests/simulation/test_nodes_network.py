@@ -70,7 +70,7 @@ def test_pushes_queue_on_the_link_of_their_sender():
 
 
 def test_one_exchange_with_the_centre():
-  """There and back over the slower link, and the centre's time between."""
+  """A question, and weights over the slower link; the force on its own."""
   network = simulation.Network(
     latency=0.1,
     bandwidth=4.0,
@@ -82,8 +82,13 @@ def test_one_exchange_with_the_centre():
   trace = simulation.simulate_nodes(
     gossip.Elastic(), num_nodes=1, num_steps=3, network=network
   )
-  exchange = 2 * (0.1 + 8.0 / min(4.0, 2 * 1.0)) + 0.6 / 2
-  np.testing.assert_allclose(trace.duration, 3 * (1 + exchange))
+  message = 0.1 + 8.0 / min(4.0, 2 * 1.0)
+  mixes = trace.mixes[trace.mixes['node'] == 0]
+  ends = (1 + 0.1 + message) * np.arange(1, 4)
+  np.testing.assert_allclose(mixes['end_time'], ends)
+  moves = trace.of_node(traces.CENTRE)
+  np.testing.assert_allclose(moves['start_time'], ends + message)
+  np.testing.assert_allclose(moves['end_time'], ends + message + 0.6 / 2)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +125,31 @@ def test_a_saturated_centre(network, rate):
 
 
 def test_the_centre_serves_who_comes_first():
+  """Forces and questions alike; it takes 5 to move, and an answer takes 1."""
+  times = simulation.with_speeds(simulation.constant(1.0), [0.5, 1.0, 0.8])
+  trace = simulation.simulate_nodes(
+    gossip.Elastic(),
+    num_nodes=3,
+    num_steps=1,
+    compute=times,
+    network=simulation.Network(
+      server_time=5.0, server_bandwidth=1.0, bytes_per_push=1.0
+    ),
+  )
+  # They ask at 1, 1.25 and 2, all before it moves, and its link has a queue.
+  answers = trace.mixes[trace.mixes['peer'] == traces.CENTRE]
+  assert answers['node'].tolist() == [1, 2, 0]
+  np.testing.assert_allclose(answers['end_time'], [2.0, 3.0, 4.0])
+  np.testing.assert_array_equal(answers['peer_version'], 0)
+  # Forces arrive when the centre is at work.
+  moves = trace.of_node(traces.CENTRE)
+  assert moves['peer'].tolist() == [1, 2, 0]
+  np.testing.assert_allclose(moves['start_time'], [3.0, 4.0, 5.0])
+  np.testing.assert_allclose(moves['end_time'], [8.0, 13.0, 18.0])
+
+
+def test_a_question_waits_while_the_centre_moves():
+  """And sees what has come before it, and not what comes after."""
   times = simulation.with_speeds(simulation.constant(1.0), [0.5, 1.0, 0.8])
   trace = simulation.simulate_nodes(
     gossip.Elastic(),
@@ -128,9 +158,11 @@ def test_the_centre_serves_who_comes_first():
     compute=times,
     network=simulation.Network(server_time=5.0),
   )
+  answers = trace.mixes[trace.mixes['peer'] == traces.CENTRE]
+  found = answers[['node', 'end_time', 'peer_version']].tolist()
+  # Nodes 0 and 2 ask while it moves by the force of node 1.
+  assert found == [(1, 1.0, 0), (0, 6.0, 1), (2, 6.0, 1)]
   moves = trace.of_node(traces.CENTRE)
-  assert moves['peer'].tolist() == [1, 2, 0]
-  np.testing.assert_allclose(moves['start_time'], [1.0, 1.25, 2.0])
   np.testing.assert_allclose(moves['end_time'], [6.0, 11.0, 16.0])
 
 
@@ -139,8 +171,10 @@ def test_each_way_of_the_link_of_the_centre_has_a_queue():
   trace = simulation.simulate_nodes(
     gossip.Elastic(), num_nodes=3, num_steps=1, network=network
   )
+  answers = trace.mixes[trace.mixes['peer'] == traces.CENTRE]
+  np.testing.assert_allclose(answers['end_time'], [3, 5, 7])
   moves = trace.of_node(traces.CENTRE)
-  np.testing.assert_allclose(moves['start_time'], [3, 5, 7])
+  np.testing.assert_allclose(moves['start_time'], [5, 7, 9])
   # Three nodes that come back at once ask with nothing in their hands.
   trace = simulation.simulate_nodes(
     gossip.Elastic(),

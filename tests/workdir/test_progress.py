@@ -29,6 +29,16 @@ def now():
   return Time()
 
 
+def test_nodes_have_steps_and_ages(now):
+  stream = io.StringIO()
+  progress = workdir.Progress(10000, stream=stream, now=now, unit='steps')
+  now.seconds += 2500 / 410
+  progress.update(2500, age=1.26, max_age=4, loss=0.41)
+  assert stream.getvalue() == (
+    'steps 2500/10000 25%  410/s  ETA 18s  age 1.3 (max 4)  loss 0.41\n'
+  )
+
+
 def test_the_line_of_the_style_guide(now):
   stream = io.StringIO()
   progress = workdir.Progress(10000, stream=stream, now=now)

@@ -1,0 +1,260 @@
+"""Training on devices: all nodes in one program, a device for each of them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import sharding
+import numpy as np
+import optax
+
+from jasgd import gossip
+from jasgd import protocols
+from jasgd import tasks
+from jasgd.engine import _device_runners
+from jasgd.engine import _device_step
+from jasgd.engine import _node_plan
+from jasgd.engine import _node_step
+
+DeviceArrays = _device_step.DeviceArrays
+
+
+class DeviceState(NamedTuple):
+  """What all nodes have, on their devices."""
+
+  arrays: DeviceArrays  # With a leading axis of nodes.
+  step: int  # Steps made so far.
+
+
+class DeviceProgram:
+  """Trains all nodes at the same time; made by `make_device_program`.
+
+  The state that `step` is given is used up.
+
+  Attributes:
+    num_nodes: In all processes together.
+    local_nodes: Those of this process, ascending.
+  """
+
+  def __init__(
+    self,
+    task: tasks.Task,
+    strategy: gossip.Strategy,
+    work: _node_step.NodeWork,
+    runner: _device_runners.Runner,
+    *,
+    seed: int,
+    get_rate: Callable[[float], float] | None,
+    init: tuple[Any, Any] | None,
+    dtype: Any,
+  ) -> None:
+    """See `make_device_program`; nothing is compiled yet."""
+    self.num_nodes = runner.num_nodes
+    self.local_nodes = runner.local_nodes
+    self._task = task
+    self._runner = runner
+    self._seed = seed
+    self._get_rate = get_rate
+    self._init = init
+    self._data, data_has_rows = runner.place(task.data)
+    axis = runner.axis_name
+    self._start = runner.compile(
+      _device_step.make_start(work, strategy), (False,)
+    )
+    self._step = runner.compile(
+      _device_step.make_step(work, strategy, axis, dtype),
+      (True, data_has_rows, False, False, False),
+      donates=True,
+    )
+    self._average = runner.compile(
+      lambda arrays: _device_step.average(arrays, axis), (True,)
+    )
+    self._measure = runner.compile(
+      lambda arrays: gossip.consensus_distance(
+        _device_step.get_weights(arrays)[0], axis
+      ),
+      (True,),
+    )
+    # On a CPU, devices share a few threads. Some 30 steps at once have been
+    # seen to wait for each other for ever: so no step begins before the last
+    # but one has ended.
+    self._has_few_threads = (
+      runner.num_devices > 1 and jax.default_backend() == 'cpu'
+    )
+    self._under_way: list[jax.Array] = []
+
+  def init(self) -> DeviceState:
+    """All nodes, and the centre, with the same weights."""
+    key = jax.random.key(self._seed, impl='threefry2x32')
+    weights = self._init or self._task.init(key)
+    # As numpy arrays, which are the same in all processes.
+    weights = jax.tree.map(np.asarray, weights)
+    return DeviceState(self._start(weights), 0)
+
+  def step(self, state: DeviceState) -> tuple[DeviceState, jax.Array]:
+    """One step of every node, and a mix if it is due; does not wait for it.
+
+    Args:
+      state: What nodes have; it is used up.
+
+    Returns:
+      The new state, and the losses of all nodes on their minibatches, an array
+      of shape [num_nodes], of which each process has a part.
+    """
+    if len(self._under_way) > 1:
+      jax.block_until_ready(self._under_way.pop(0))
+    arrays, losses = self._step(
+      state.arrays,
+      self._data,
+      np.int32(self._seed),
+      np.int32(state.step),
+      self._find_rate(state.step),
+    )
+    if self._has_few_threads:
+      self._under_way.append(losses)
+    return DeviceState(arrays, state.step + 1), losses
+
+  def mean(self, state: DeviceState) -> tuple[Any, Any]:
+    """The mean of all nodes' (params, stats), to evaluate; nodes keep theirs.
+
+    Of push-sum it is the sum of all weights over the sum of all masses.
+    """
+    return self._runner.read_one(self._average(state.arrays))
+
+  def consensus(self, state: DeviceState) -> float:
+    """How far nodes are from their mean: `gossip.consensus_distance`."""
+    return float(self._runner.read_one(self._measure(state.arrays)))
+
+  def centre(self, state: DeviceState) -> tuple[Any, Any]:
+    """The (params, stats) of the centre; a ValueError if there is none."""
+    if state.arrays.centre is None:
+      raise ValueError('Only elastic averaging has a centre.')
+    return self._runner.read_one(state.arrays.centre)
+
+  def fetch(self, state: DeviceState) -> DeviceArrays:
+    """This process's part of a state as numpy arrays, in order of its nodes."""
+    return self._runner.read_rows(state.arrays)
+
+  def place(self, arrays: DeviceArrays, step: int) -> DeviceState:
+    """The state that `fetch` made arrays of, on the devices again."""
+    return DeviceState(self._runner.put_rows(arrays), int(step))
+
+  def _find_rate(self, step: int) -> Any:
+    """The factor of the rate of this step; None: there is no schedule."""
+    if self._get_rate is None:
+      return None
+    epochs = _node_plan.count_node_epochs(
+      step,
+      num_nodes=self.num_nodes,
+      batch=self._task.batch,
+      num_samples=self._task.num_samples,
+    )
+    return np.float32(self._get_rate(epochs))
+
+
+def make_device_program(
+  task: tasks.Task,
+  optimizer: optax.GradientTransformation,
+  strategy: gossip.Strategy,
+  *,
+  num_nodes: int,
+  runner: str = 'pmap',
+  seed: int = 0,
+  get_rate: Callable[[float], float] | None = None,
+  init: tuple[Any, Any] | None = None,
+  mesh: sharding.Mesh | None = None,
+  dtype: Any = None,
+) -> DeviceProgram:
+  r"""Makes the program that trains all nodes at the same time.
+
+  ===========================  =================================================
+  strategy                     one step of every node
+  ===========================  =================================================
+  `Pull`, `Push`, `Pairs`      :math:`x \leftarrow x + u(\nabla f(x))`, then mix
+  `PushSum`                    the same with :math:`\nabla f(x / w)`: SGP
+  `AllReduce()`                the mean of all gradients, then the update
+  `AllReduce(period)`          updates, and now and then the mean: local SGD
+  `Elastic(order='a3')`        update, then the exchange with the centre
+  `Elastic(order='easgd')`     gradient, exchange, and then its update
+  ===========================  =================================================
+
+  u is what the optimizer makes of a gradient. Node i computes what learner i
+  would: the same minibatches, the same random keys. What an optimizer keeps
+  stays with its node; statistics such as those of batch normalisation are mixed
+  like weights. A mix is due after every `strategy.period` steps. It is one
+  compiled program, also when peers are random, and donates what it changes.
+
+  ===============  ============================================================
+  runner           where nodes are
+  ===============  ============================================================
+  `'pmap'`         on the devices of this process: the way for one host
+  `'shard_map'`    on the devices of a mesh: also of many processes and hosts,
+                   after `jax.distributed.initialize`; all of them make the same
+                   program and call the same methods in the same order
+  `'vmap'`         all on one device, any number of them
+  ===============  ============================================================
+
+  Args:
+    task: What is learned; not a streamed one.
+    optimizer: Any optax optimizer.
+    strategy: How nodes mix.
+    num_nodes: In all processes together.
+    runner: From the table.
+    seed: Of minibatches, peers, and the first weights.
+    get_rate: From epochs, over all nodes, to a factor of the rate, as in
+      `replay`.
+    init: First (params, stats); None: what the task draws with the seed.
+    mesh: With one axis, of any name, for `'shard_map'`; None: all devices.
+    dtype: Of what is sent, as in `gossip.mix`; None: as it is.
+
+  Returns:
+    The program.
+
+  Raises:
+    ValueError: if there are too few devices, the strategy does not fit the
+      number of nodes, or the task is streamed.
+
+  Examples:
+    >>> import optax
+    >>> from jasgd import engine, gossip, tasks
+    >>> program = engine.make_device_program(
+    ...   tasks.make_task('quadratic', batch=1),
+    ...   optax.sgd(0.1),
+    ...   gossip.Pull(peers='permutation'),
+    ...   num_nodes=4,
+    ...   runner='vmap',
+    ... )
+    >>> state = program.init()
+    >>> for _ in range(10):
+    ...   state, losses = program.step(state)
+    >>> params, stats = program.mean(state)
+    >>> losses.shape, params.shape, program.consensus(state) > 0
+    ((4,), (10,), True)
+
+  References:
+    Jin et al., `How to scale distributed deep learning?
+    <https://arxiv.org/abs/1611.04581>`_, 2016; Assran et al., `Stochastic
+    Gradient Push for Distributed Deep Learning
+    <https://arxiv.org/abs/1811.10792>`_, 2019; Zhang et al., `Deep learning
+    with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
+  """
+  num_nodes = protocols.check_count('num_nodes', num_nodes, 1)
+  strategy.check(num_nodes)
+  if task.is_streamed:
+    raise ValueError(
+      f'The task {task.name!r} is streamed; nodes need its data.'
+    )
+  if dtype is not None and isinstance(strategy, gossip.Elastic):
+    raise ValueError(
+      f'Elastic averaging sends weights as they are, got dtype={dtype}.'
+    )
+  return DeviceProgram(
+    task,
+    strategy,
+    _node_step.make_node_work(task, optimizer),
+    _device_runners.Runner(runner, num_nodes, mesh),
+    seed=seed,
+    get_rate=get_rate,
+    init=init,
+    dtype=dtype,
+  )

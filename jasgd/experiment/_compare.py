@@ -1,0 +1,286 @@
+"""Ways to average, compared with a single learner at equal epochs."""
+
+from collections.abc import Callable, Sequence
+import copy
+import dataclasses
+import math
+import multiprocessing
+import os
+import pathlib
+from typing import Any
+
+from jasgd.experiment import _grid
+from jasgd.experiment import _node_training
+from jasgd.experiment import _sweep
+
+STRATEGIES = ('allreduce', 'elastic', 'pairs', 'pull', 'push', 'push_sum')
+_ACCURACY = 'test/accuracy'
+
+OnRow = Callable[[_sweep.Row], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+  """How one contender did.
+
+  Attributes:
+    name: Of a strategy, or 'single'.
+    num_nodes: How many there were.
+    rate: That was best on the validation split.
+    validation: The accuracy there.
+    accuracies: On the test set, of each seed.
+    difference: Their mean, minus that of the single learner.
+  """
+
+  name: str
+  num_nodes: int
+  rate: float
+  validation: float
+  accuracies: tuple[float, ...]
+  difference: float
+
+  @property
+  def accuracy(self) -> float:
+    """The mean over the seeds."""
+    return sum(self.accuracies) / len(self.accuracies)
+
+
+def compare(
+  config: _node_training.NodeTrainingConfig,
+  workdir: str | os.PathLike[str],
+  *,
+  strategies: Sequence[str] = STRATEGIES,
+  rates: Sequence[float] = (0.3, 0.1, 0.03, 0.01),
+  num_seeds: int = 3,
+  validation: float = 0.1,
+  num_jobs: int = 1,
+  on_row: OnRow | None = None,
+) -> list[Compared]:
+  """Trains a single learner and nodes with each strategy, for equal epochs.
+
+  Everybody's rate is chosen first: the one with the best accuracy on a part of
+  the training set, which is not trained on then. At that rate each trains on
+  the whole training set, with several seeds.
+
+  Both are sweeps, in the folders `rates` and `seeds`: killed and started again,
+  what is done is not done again.
+
+  Args:
+    config: Of the nodes; strategies differ in `strategy.name` alone, and the
+      single learner in the number of nodes.
+    workdir: Where the results go.
+    strategies: Their names.
+    rates: To choose from.
+    num_seeds: Counted from the config's own seed.
+    validation: The share of the training set to choose on.
+    num_jobs: Processes that share the work; with 1, it is done in this one.
+    on_row: Called with the row of each run as it is done. If there are several
+      processes, in any of them: it must be a function of a module.
+
+  Returns:
+    The single learner, then the strategies.
+
+  Raises:
+    ValueError: if an argument makes no sense, or every rate diverged.
+  """
+  _check(strategies, rates, num_seeds, validation, num_jobs)
+  nodes = {'single': ('allreduce', 1)} | {
+    name: (name, config.strategy.num_nodes) for name in strategies
+  }
+  first = copy.deepcopy(config)
+  first.task.validation = validation
+  names = 'strategy.name,strategy.num_nodes'
+  cells = [f'{name}:{count}' for name, count in nodes.values()]
+  rows = _run(
+    first,
+    f'{names}={",".join(cells)};optimizer.rate={_join(rates)}',
+    pathlib.Path(workdir) / 'rates',
+    num_jobs,
+    on_row,
+  )
+  best = [
+    max(rows[start : start + len(rates)], key=_get_accuracy)
+    for start in range(0, len(rows), len(rates))
+  ]
+  for name, row in zip(nodes, best, strict=True):
+    if _get_accuracy(row) == -math.inf:
+      raise ValueError(
+        f'{name} could not be trained at any of the rates {_join(rates)}'
+        f'{": " + row["error"] if "error" in row else ": all diverged."}'
+      )
+  chosen = [row['optimizer.rate'] for row in best]
+  cells = [f'{cell}:{rate!r}' for cell, rate in zip(cells, chosen, strict=True)]
+  seeds = range(config.seed, config.seed + num_seeds)
+  rows = _run(
+    config,
+    f'{names},optimizer.rate={",".join(cells)};seed={_join(seeds)}',
+    pathlib.Path(workdir) / 'seeds',
+    num_jobs,
+    on_row,
+  )
+  return _summarize(nodes, best, rows)
+
+
+def format_comparison(compared: Sequence[Compared], bound: float) -> str:
+  """A table for people.
+
+  Args:
+    compared: What `compare` gave.
+    bound: By how much a strategy may be worse than the single learner.
+
+  Returns:
+    Lines of text.
+
+  Examples:
+    >>> from jasgd import experiment
+    >>> rows = [
+    ...   experiment.Compared(
+    ...     name='single', num_nodes=1, rate=0.01, validation=0.961,
+    ...     accuracies=(0.96, 0.98), difference=0.0),
+    ...   experiment.Compared(
+    ...     name='pull', num_nodes=8, rate=0.1, validation=0.957,
+    ...     accuracies=(0.95, 0.97), difference=-0.01),
+    ... ]
+    >>> print(experiment.format_comparison(rows, bound=0.005))
+    strategy   nodes   rate  validation    test  of seeds        difference
+    single         1   0.01      96.10%  97.00%  96.00 to 98.00
+    pull           8    0.1      95.70%  96.00%  95.00 to 97.00   -1.00% below
+  """
+  lines = [
+    'strategy   nodes   rate  validation    test  of seeds        difference'
+  ]
+  for row in compared:
+    lowest, highest = (100 * end(row.accuracies) for end in (min, max))
+    line = (
+      f'{row.name:<9}  {row.num_nodes:>5}  {row.rate:>5.3g}  '
+      f'{row.validation:>10.2%}  {row.accuracy:>6.2%}  '
+      f'{lowest:.2f} to {highest:.2f}'
+    )
+    if row.name != 'single':
+      is_within = row.difference >= -bound
+      line += f'{row.difference:>+9.2%} {"within" if is_within else "below"}'
+    lines.append(line)
+  return '\n'.join(lines)
+
+
+def _summarize(
+  nodes: dict[str, tuple[str, int]],
+  best: list[_sweep.Row],
+  rows: list[_sweep.Row],
+) -> list[Compared]:
+  """One entry for each contender; the first is the single learner."""
+  num_seeds = len(rows) // len(nodes)
+  compared: list[Compared] = []
+  for index, (name, (_, num_nodes)) in enumerate(nodes.items()):
+    part = rows[index * num_seeds : (index + 1) * num_seeds]
+    # A run that diverged has learned nothing that counts.
+    accuracies = tuple(max(_get_accuracy(row), 0.0) for row in part)
+    single = compared[0].accuracy if compared else sum(accuracies) / num_seeds
+    compared.append(
+      Compared(
+        name=name,
+        num_nodes=num_nodes,
+        rate=best[index]['optimizer.rate'],
+        validation=_get_accuracy(best[index]),
+        accuracies=accuracies,
+        difference=sum(accuracies) / num_seeds - single,
+      )
+    )
+  return compared
+
+
+def _run(
+  config: _node_training.NodeTrainingConfig,
+  grid: str,
+  folder: pathlib.Path,
+  num_jobs: int,
+  on_row: OnRow | None,
+) -> list[_sweep.Row]:
+  """The rows of all cells of a grid."""
+  cells = _grid.list_cells(config, _grid.parse_grid(grid))
+  num_left = len(cells) - len(_sweep.read_rows(folder, cells))
+  if num_jobs == 1 or num_left <= 1:
+    _sweep.sweep(config, grid, folder, on_row=on_row)
+  else:
+    _run_processes(min(num_jobs, num_left), (config, grid, folder, on_row))
+  rows = _sweep.read_rows(folder, cells)
+  if len(rows) < len(cells):
+    raise ValueError(
+      f'{len(cells) - len(rows)} of {len(cells)} runs in {str(folder)!r} are '
+      'with other processes, or ended early: start again when they are done.'
+    )
+  return rows
+
+
+def _run_processes(num_jobs: int, arguments: tuple[Any, ...]) -> None:
+  """Sweeps in several processes, until all of them have ended."""
+  # Not forked: jax has threads. Each has its share of the cores.
+  context = multiprocessing.get_context('spawn')
+  kept = os.environ.get('NPROC')
+  os.environ['NPROC'] = str(max(1, (os.cpu_count() or 1) // num_jobs))
+  jobs = [
+    context.Process(target=_sweep_job, args=arguments) for _ in range(num_jobs)
+  ]
+  try:
+    for job in jobs:
+      job.start()
+  finally:
+    if kept is None:
+      del os.environ['NPROC']
+    else:
+      os.environ['NPROC'] = kept
+  try:
+    for job in jobs:
+      job.join()
+  finally:  # On Ctrl-C nobody stays behind.
+    for job in jobs:
+      job.terminate()
+      job.join()
+
+
+def _sweep_job(
+  config: _node_training.NodeTrainingConfig,
+  grid: str,
+  folder: pathlib.Path,
+  on_row: OnRow | None,
+) -> None:
+  """What one of several processes does."""
+  _sweep.sweep(config, grid, folder, on_row=on_row)
+
+
+def _get_accuracy(row: _sweep.Row) -> float:
+  """What counts of a run."""
+  if row['is_diverged'] or _ACCURACY not in row:
+    return -math.inf
+  return row[_ACCURACY]
+
+
+def _join(values: Any) -> str:
+  return ','.join(map(repr, values))
+
+
+def _check(
+  strategies: Sequence[str],
+  rates: Sequence[float],
+  num_seeds: int,
+  validation: float,
+  num_jobs: int,
+) -> None:
+  """Raises a ValueError for what cannot be."""
+  rules = {
+    f'strategies must be some of {", ".join(STRATEGIES)}, each once, got '
+    f'{list(strategies)}.': (
+      0 < len(strategies) == len({*strategies} & {*STRATEGIES})
+    ),
+    f'rates must be some numbers above 0, got {list(rates)}.': (
+      len(rates) > 0 and all(rate > 0 for rate in rates)
+    ),
+    f'num_seeds must be at least 1, got {num_seeds}.': num_seeds >= 1,
+    f'num_jobs must be at least 1, got {num_jobs}.': num_jobs >= 1,
+    f'validation must be above 0 and below 1, got {validation}.': (
+      0 < validation < 1
+    ),
+  }
+  problems = [rule for rule, holds in rules.items() if not holds]
+  if problems:
+    raise ValueError(' '.join(problems))

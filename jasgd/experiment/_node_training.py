@@ -1,0 +1,118 @@
+"""The config of a training run of nodes without a server."""
+
+import dataclasses
+import math
+from typing import Any
+
+import optax
+
+from jasgd import engine
+from jasgd import gossip
+from jasgd import simulation
+from jasgd import traces
+from jasgd.experiment import _base
+from jasgd.experiment import _parts
+
+
+@dataclasses.dataclass(kw_only=True)
+class NodeTrainingConfig(_base.RunConfig):
+  """A training run of nodes that step on their own, and average."""
+
+  strategy: _parts.StrategyConfig = dataclasses.field(
+    default_factory=_parts.StrategyConfig
+  )
+
+  def count_learners(self) -> int:
+    """How many nodes there are."""
+    return self.strategy.num_nodes
+
+  def count_steps(self) -> int:
+    """How many steps each node makes."""
+    per_step = self.task.batch * self.strategy.num_nodes
+    num_samples = self.num_epochs * self.make_task().num_samples
+    return math.ceil(num_samples / per_step)
+
+  def make_strategy(self) -> gossip.Strategy:
+    """How the nodes average."""
+    return self.strategy.make(self.seed)
+
+  def make_optimizer(self) -> optax.GradientTransformation:
+    """What each node does with its gradients, at rate 1."""
+    return self.optimizer.make_optimizer()
+
+  def simulate(self) -> traces.NodeTrace:
+    """The trace of the whole run in virtual time."""
+    return simulation.simulate_nodes(**self._simulation())
+
+  def make_plan(self, trace: traces.NodeTrace) -> engine.NodePlan:
+    """What the trace wants to be computed, with the rate of each step."""
+    task = self.make_task()
+    return engine.make_node_plan(
+      trace,
+      num_samples=task.num_samples,
+      batch=task.batch,
+      get_rate=self.make_schedule(),
+    )
+
+  def choose_eval_every(self) -> int:
+    """Steps of all nodes between evaluations: an epoch, if nobody says."""
+    if self.runtime.eval_every:
+      return self.runtime.eval_every
+    num_steps = self.count_steps() * self.strategy.num_nodes
+    return max(1, round(num_steps / max(1.0, self.num_epochs)))
+
+  def _make_way(self) -> gossip.Strategy:
+    return self.make_strategy()
+
+  def _check_way(self) -> None:
+    arguments = self._simulation()
+    if self.runtime.is_real:  # Its times and failures are its own.
+      arguments |= {'compute': simulation.constant(), 'failures': ()}
+    simulation.check_nodes(**arguments)
+
+  def _check_task(self) -> None:
+    task = self.make_task()
+    if task.is_streamed:
+      raise ValueError(
+        f'The task {task.name!r} is streamed, and nodes need its data: set '
+        "task.augment='none'."
+      )
+
+  def _count_gradients_per_update(self) -> int:
+    """Of all nodes if their gradients are averaged; else each has its own."""
+    is_mean = self.strategy.name == 'allreduce' and self.strategy.period == 1
+    return self.strategy.num_nodes if is_mean else 1
+
+  def _simulation(self) -> dict[str, Any]:
+    """What `simulate_nodes` is to be called with."""
+    return {
+      'strategy': self.make_strategy(),
+      'num_nodes': self.strategy.num_nodes,
+      'num_steps': self.count_steps(),
+      'compute': self.time.make(),
+      'network': self._make_network(),
+      'failures': self.failures.make(self.strategy.num_nodes, self.seed),
+      'seed': self.seed,
+    }
+
+  def _list_rules(self) -> dict[str, bool]:
+    optimizer = self.optimizer
+    return super()._list_rules() | {
+      'Nodes step on their own gradients, which are not stale: '
+      f'optimizer.policy must be constant, got {optimizer.policy!r}.': (
+        optimizer.policy == 'constant'
+      ),
+      'Nodes step on their own gradients, which are not stale: '
+      f'optimizer.correction must be none, got {optimizer.correction!r}.': (
+        optimizer.correction == 'none'
+      ),
+      'A gradient of a node is an update: use optimizer.clip_update, got '
+      f'optimizer.clip_gradient={optimizer.clip_gradient}.': (
+        not optimizer.clip_gradient
+      ),
+      'Nodes do not pull while they push: runtime.overlap must be False.': (
+        not self.runtime.overlap
+      ),
+      'Steps of nodes are computed one by one: runtime.num_parallel must be 1, '
+      f'got {self.runtime.num_parallel}.': self.runtime.num_parallel == 1,
+    }

@@ -1,0 +1,35 @@
+"""Ctrl-C and SIGTERM, as a request for a good end."""
+
+from collections.abc import Iterator
+import contextlib
+import signal
+import threading
+from types import FrameType
+
+
+@contextlib.contextmanager
+def take_signals(stopped: threading.Event) -> Iterator[None]:
+  """Sets an event where Ctrl-C or SIGTERM would end the process.
+
+  Only the main thread can: in others it does nothing.
+
+  Args:
+    stopped: The event.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+
+  def handle(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    stopped.set()
+
+  handlers = {
+    number: signal.signal(number, handle)
+    for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  try:
+    yield
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, handler)

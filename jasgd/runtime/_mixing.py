@@ -1,0 +1,333 @@
+"""How a node mixes with others, over the wire: pull, push, sums, a centre."""
+
+import abc
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+
+from jasgd import engine
+from jasgd import gossip
+from jasgd import traces
+from jasgd.runtime import _buffers
+from jasgd.runtime import _host
+from jasgd.runtime import _messages
+from jasgd.runtime import _node_books
+from jasgd.runtime import _node_weights
+from jasgd.runtime import _peers
+
+_log = logging.getLogger(__name__)
+_Other = _node_weights.Other
+
+# What others have sent and was not mixed in yet: so many times their number.
+_MAX_WAITING = 4
+
+# A peer, and the weight it has in the mix or the share that it is sent.
+_Choice = list[tuple[int, float]]
+
+
+class Mixing(abc.ABC):
+  """What a node does after its steps.
+
+  Args:
+    weights: The node's.
+    peers: The others.
+    book: The node's trace.
+    layout: Of the weights, as they travel.
+    node: Its number.
+  """
+
+  def __init__(
+    self,
+    weights: _node_weights.NodeWeights,
+    peers: _peers.Peers,
+    book: _node_books.NodeBook,
+    layout: engine.Layout,
+    node: int,
+  ) -> None:
+    self._weights = weights
+    self._peers = peers
+    self._book = book
+    self._layout = layout
+    self._node = node
+
+  @abc.abstractmethod
+  def mix(self, round_index: int) -> None:
+    """Mixes, as it is due."""
+
+  def rest(self) -> None:  # noqa: B027 - there may be nothing left to do
+    """What is left to do for a node that has made its steps."""
+
+  def take(self, message: _messages.Message) -> int:
+    """Takes in what somebody sent, in the host's thread."""
+    del message
+    raise _messages.MessageError('verb', 'This node takes no weights.')
+
+
+class PullMixing(Mixing):
+  """Asks peers for their weights, and takes the weighted mean."""
+
+  def __init__(
+    self, strategy: gossip.Pull, num_nodes: int, seed: int, **parts: Any
+  ) -> None:
+    super().__init__(**parts)
+    self._strategy = strategy
+    self._num_nodes = num_nodes
+    self._seed = seed
+
+  def mix(self, round_index: int) -> None:
+    start = self._book.get_time()
+    chosen = choose_peers(
+      self._strategy,
+      self._node,
+      self._peers.alive,
+      round_index,
+      self._seed,
+      self._strategy.beta,
+    )
+    others, lost = [], []
+    for peer, weight in chosen:
+      answer = self._peers.pull(peer)
+      if answer is None:
+        lost.append(peer)
+      else:
+        assert answer.payload is not None
+        others.append(
+          _Other(peer, answer.clock, answer.step, weight, answer.payload)
+        )
+    if lost:
+      self._book.write(
+        traces.NodeKind.LOST,
+        [
+          {'peer': peer, 'version': -1, 'step': self._weights.step}
+          for peer in lost
+        ],
+      )
+    if others:
+      own_weight = 1 - sum(other.weight for other in others)
+      self._weights.mix(others, own_weight, start)
+
+
+class PushMixing(Mixing):
+  """Sends the own weights to peers, and mixes in what has come.
+
+  A message carries its weight in the receiver's mix. Without masses that is the
+  share that the sender gives away, with them the mass that goes along.
+  """
+
+  def __init__(
+    self, strategy: gossip.Gossip, num_nodes: int, seed: int, **parts: Any
+  ) -> None:
+    super().__init__(**parts)
+    self._strategy = strategy
+    self._seed = seed
+    self._num_nodes = num_nodes
+    self._has_mass = isinstance(strategy, gossip.PushSum)
+    self._pool = _buffers.BufferPool(self._layout.size)
+    self._waiting: list[tuple[_Other, _buffers.Buffer]] = []
+    self._lock = threading.Lock()  # Of the two above.
+
+  def mix(self, round_index: int) -> None:
+    kept = 1.0
+    for peer, share in choose_peers(
+      self._strategy, self._node, self._peers.alive, round_index, self._seed
+    ):
+      if self._send(peer, share):
+        kept -= share
+    self._mix_waiting(max(0.0, kept))
+
+  def rest(self) -> None:
+    self._mix_waiting(1.0)
+
+  def take(self, message: _messages.Message) -> int:
+    _check_sender(message, self._node, self._num_nodes)
+    assert message.payload is not None  # The host sees to that.
+    with self._lock:
+      if len(self._waiting) >= _MAX_WAITING * self._num_nodes:
+        return _host.FULL
+      buffer = self._pool.take()
+      np.copyto(buffer.array, message.payload)
+      other = _Other(
+        message.learner,
+        message.clock,
+        message.step,
+        message.rate,
+        buffer.array,
+      )
+      self._waiting.append((other, buffer))
+    return _host.TAKEN
+
+  def _send(self, peer: int, share: float) -> bool:
+    """Sends weights, with a part of the mass; whether that part is gone."""
+    weights = self._weights
+    part = share * weights.mass if self._has_mass else share
+    fate = self._peers.push(
+      peer,
+      _messages.Message(
+        _messages.Verb.EXCHANGE,
+        learner=self._node,
+        clock=weights.version,
+        step=weights.step,
+        rate=part,
+      ),
+      weights.pack,
+    )
+    if fate == _host.FULL:  # It has more than it can mix: not now.
+      return False
+    if self._has_mass:
+      weights.mass = max(0.0, weights.mass - part)
+    if fate is None:  # Nobody knows whether it came.
+      self._book.write(
+        traces.NodeKind.LOST,
+        [
+          {
+            'peer': peer,
+            'version': weights.version,
+            'step': weights.step,
+            'mass': part if self._has_mass else 0.0,
+          }
+        ],
+      )
+    return True
+
+  def _mix_waiting(self, own: float) -> None:
+    """Takes the weighted mean of the own weights and of all that has come."""
+    with self._lock:
+      waiting, self._waiting = self._waiting, []
+    if not waiting:
+      return
+    weights, start = self._weights, self._book.get_time()
+    if self._has_mass:
+      own = weights.mass
+      weights.mass += sum(other.weight for other, _ in waiting)
+    total = own + sum(other.weight for other, _ in waiting)
+    if not total:  # All of them have given their mass away: nothing changes.
+      own = total = 1.0
+    others = [
+      other._replace(weight=other.weight / total) for other, _ in waiting
+    ]
+    weights.mix(others, own / total, start)
+    with self._lock:
+      for _, buffer in waiting:
+        self._pool.give_back(buffer)
+
+
+class ElasticMixing(Mixing):
+  """Pulls the centre, moves towards it, and sends it what it is to move by."""
+
+  def __init__(
+    self,
+    strategy: gossip.Elastic,
+    patience: float,
+    stopped: threading.Event,
+    **parts: Any,
+  ) -> None:
+    super().__init__(**parts)
+    self._strategy = strategy
+    self._patience = patience
+    self._stopped = stopped
+
+  def mix(self, round_index: int) -> None:
+    del round_index
+    start = self._book.get_time()
+    answer = self._ask()
+    if answer is None:
+      return  # It is asked again after the next steps.
+    assert answer.payload is not None
+    centre = _Other(
+      traces.CENTRE,
+      answer.clock,
+      answer.step,
+      self._strategy.rate,
+      answer.payload,
+    )
+    read_version = self._weights.version
+    force = self._weights.pull_centre(
+      centre, start, is_before=self._strategy.order == 'easgd'
+    )
+    fate = self._peers.push(
+      traces.CENTRE,
+      _messages.Message(
+        _messages.Verb.EXCHANGE,
+        learner=self._node,
+        clock=read_version,
+        step=self._weights.step,
+        rate=self._strategy.rate,
+      ),
+      lambda buffer: self._layout.pack(force, buffer),
+    )
+    if fate is None:
+      self._book.write(
+        traces.NodeKind.LOST,
+        [
+          {
+            'peer': traces.CENTRE,
+            'version': read_version,
+            'step': self._weights.step,
+          }
+        ],
+      )
+
+  def _ask(self) -> _messages.Message | None:
+    """The centre's weights; waits for a centre that is being restarted."""
+    answer = self._peers.pull(traces.CENTRE)
+    if answer is None and self._peers.wait_for(
+      1, self._patience, self._stopped
+    ):
+      answer = self._peers.pull(traces.CENTRE)
+    return answer
+
+
+def choose_peers(
+  strategy: gossip.Gossip,
+  node: int,
+  alive: list[int],
+  round_index: int,
+  seed: int,
+  weight: float = 0.5,
+) -> _Choice:
+  """Whom a node's mix is with: those who are alive, without itself.
+
+  Args:
+    strategy: Says how peers are drawn.
+    node: Who asks.
+    alive: The others that can be reached.
+    round_index: The number of the mix.
+    seed: Of the run.
+    weight: Of a random peer.
+
+  Returns:
+    Peers and their weights.
+  """
+  if not isinstance(strategy.peers, str):
+    row = strategy.peers.matrix(round_index % strategy.peers.num_rounds)[node]
+    return [(peer, float(row[peer])) for peer in alive if row[peer] > 0]
+  members = sorted([node, *alive])
+  drawn = gossip.draw_peers(
+    strategy.peers, len(members), seed=seed, first_round=round_index
+  )
+  peer = members[drawn[0, members.index(node)]]
+  return [] if peer == node else [(peer, weight)]
+
+
+def _check_sender(
+  message: _messages.Message, node: int, num_nodes: int
+) -> None:
+  """Raises a MessageError if nobody can have sent this."""
+  if message.learner == node or message.learner < 0:
+    raise _messages.MessageError(
+      'learner',
+      f'The sender must be another node than {node}, got {message.learner}.',
+    )
+  if min(message.clock, message.step) < 0:
+    raise _messages.MessageError(
+      'clock',
+      'Version and step must be at least 0, got '
+      f'{message.clock} and {message.step}.',
+    )
+  if not 0 <= message.rate <= num_nodes:
+    raise _messages.MessageError(
+      'weight',
+      f'The weight must be from 0 to {num_nodes}, got {message.rate}.',
+    )

@@ -1,0 +1,64 @@
+"""Who died, who came back, and what was lost with them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jasgd.traces import _node_schema
+from jasgd.traces import _nodes
+
+
+class Deaths(NamedTuple):
+  """What `count_deaths` tells."""
+
+  num_deaths: int
+  num_returns: int
+  lost_mass: float  # Of push-sum, with nodes and messages.
+
+
+def count_deaths(trace: _nodes.NodeTrace) -> Deaths:
+  """Counts the deaths of nodes, and the mass that they had.
+
+  In virtual time, deaths are written down. Real nodes cannot do so: one whose
+  records stop, or go on with a RESTART or JOIN, and do not END before, is dead.
+  What real nodes have lost is what they began with, 1 each but for those that
+  joined later, without what those have who ended: messages that a node had got
+  and not mixed when it died are in no record. Below 0, mass was gained: a node
+  that came back from a checkpoint has what it had sent away since.
+
+  Args:
+    trace: A trace.
+
+  Returns:
+    The counts.
+  """
+  records = trace.records
+  kind = records['kind']
+  if not trace.header.get('is_recorded'):
+    is_death = kind == _node_schema.NodeKind.LEAVE
+    return Deaths(
+      num_deaths=int(np.count_nonzero(is_death)),
+      num_returns=int(np.count_nonzero(kind == _node_schema.NodeKind.JOIN)),
+      lost_mass=float(
+        records['mass'][is_death | (kind == _node_schema.NodeKind.LOST)].sum()
+      ),
+    )
+  # A message that was lost may be in the file of its receiver.
+  is_own = (records['node'] >= 0) & (kind != _node_schema.NodeKind.LOST)
+  records = records[is_own]
+  records = records[np.argsort(records['node'], kind='stable')]
+  kind, node, mass = (records[name] for name in ('kind', 'node', 'mass'))
+  is_first = np.diff(node, prepend=-1) != 0
+  is_last = np.diff(node, append=-1) != 0
+  is_restart = kind == _node_schema.NodeKind.RESTART
+  is_return = is_restart | (kind == _node_schema.NodeKind.JOIN) & ~is_first
+  is_end = is_last | np.append(is_return[1:], np.zeros(min(1, len(kind)), bool))
+  is_death = is_end & (kind != _node_schema.NodeKind.END)
+  is_joiner = is_first & (kind == _node_schema.NodeKind.JOIN)
+  initial = float(np.count_nonzero(is_first & ~is_joiner) if mass.any() else 0)
+  kept = mass[is_last & (kind == _node_schema.NodeKind.END)].sum()
+  return Deaths(
+    num_deaths=int(np.count_nonzero(is_death)),
+    num_returns=int(np.count_nonzero(is_return)),
+    lost_mass=float(initial - kept),
+  )

@@ -1,0 +1,259 @@
+"""Strategies and tasks, and nodes that are run by hand as real ones are."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jasgd import engine
+from jasgd import gossip
+from jasgd import simulation
+from jasgd import tasks
+from jasgd import traces
+
+Kind = traces.NodeKind
+CENTRE = traces.CENTRE
+SEED = 3
+
+NUM_NODES = 4
+# Every strategy; a new one is tested by being listed.
+STRATEGIES = {
+  'allreduce': gossip.AllReduce(),
+  'local sgd': gossip.AllReduce(period=3),
+  'elastic': gossip.Elastic(rate=0.2, period=2),
+  'elastic, easgd': gossip.Elastic(rate=0.2, order='easgd'),
+  'pull': gossip.Pull(beta=0.3),
+  'pull, ring': gossip.Pull(peers=gossip.ring(NUM_NODES)),
+  'push': gossip.Push(peers=gossip.exponential(NUM_NODES)),
+  'push-sum': gossip.PushSum(),
+  'pairs': gossip.Pairs(peers='permutation'),
+}
+SGD = optax.sgd(0.1)
+MOMENTUM = optax.sgd(0.1, 0.5)
+ADAM = optax.adam(0.05)
+OPTIMIZERS = {'sgd': SGD, 'momentum': MOMENTUM, 'adam': ADAM}
+
+
+@functools.cache
+def make_plain_task():
+  """Logistic regression."""
+  return tasks.make_task('logistic', batch=8)
+
+
+def simulate(strategy, num_steps=15, **arguments):
+  """Four nodes."""
+  return simulation.simulate_nodes(
+    strategy, num_nodes=NUM_NODES, num_steps=num_steps, **arguments
+  )
+
+
+def make_plan(trace):
+  """What replay computes."""
+  task = make_plain_task()
+  return engine.make_node_plan(
+    trace, num_samples=task.num_samples, batch=task.batch
+  )
+
+
+def get_gradient(params, node, step):
+  """The gradient of a node's minibatch."""
+  task = make_plain_task()
+  gradient = engine.make_gradient(task)
+  return gradient(params, {}, task.data, 0, node, step).gradient
+
+
+@functools.cache
+def make_task():
+  """Logistic regression that keeps a mean, as batch normalisation does."""
+  task = tasks.make_task('logistic', batch=8)
+
+  def loss(params, stats, batch, key):
+    value, _ = task.loss(params, {}, batch, key)
+    return value, {'mean': 0.9 * stats['mean'] + 0.1 * params}
+
+  return tasks.Task(
+    name='logistic with statistics',
+    batch=task.batch,
+    num_samples=task.num_samples,
+    init=lambda key: (
+      jax.random.normal(key, (20,)),
+      {'mean': jnp.full(20, 0.5)},
+    ),
+    loss=loss,
+    metrics=lambda params, stats, batch: task.metrics(params, {}, batch),
+    batches=task.batches,
+    data=task.data,
+    test_data=task.test_data,
+  )
+
+
+def assert_same_bits(first, second):
+  """Two trees are equal in every bit."""
+  leaves = [jax.tree.leaves(tree) for tree in (first, second)]
+  for one, other in zip(*leaves, strict=True):
+    one, other = np.asarray(one), np.asarray(other)
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    assert one.tobytes() == other.tobytes()
+
+
+class RealNodes:
+  """Makes the calls that real nodes and a real centre make, and records them.
+
+  Attributes:
+    saved: What everybody had at each (node, version), on the host.
+    sent: The buffers that others got.
+  """
+
+  def __init__(self, folder, optimizer, num_nodes, wire_dtype, get_rate=None):
+    """Everybody starts from the same weights."""
+    self._task, self._folder = make_task(), folder
+    self._num_nodes, self._get_rate = num_nodes, get_rate
+    weights = self._task.init(jax.random.key(SEED, impl='threefry2x32'))
+    self._layout = engine.make_layout(weights, wire_dtype)
+    self._whole = engine.make_layout(weights)
+    self._functions = engine.make_node_functions(
+      self._task, optimizer, self._layout
+    )
+    self._header = {
+      'is_recorded': True,
+      'num_nodes': num_nodes,
+      'seed': SEED,
+      'config': {},
+      'wire_dtype': wire_dtype,
+    }
+    self._nodes = {
+      node: self._functions.start(weights) for node in range(num_nodes)
+    }
+    self._nodes[CENTRE] = jax.tree.map(jnp.array, weights)
+    self._forces = []
+    self._files = {node: [] for node in self._nodes}
+    self._time = 0.0
+    self.version = dict.fromkeys(self._nodes, 0)
+    self.num_steps = dict.fromkeys(self._nodes, 0)
+    self.saved, self.sent = {}, {}
+    for node in self._nodes:
+      self._publish(node)
+
+  # --- What they do.
+
+  def step(self, node, read_version=None):
+    """One step, perhaps with a gradient of an older version."""
+    if read_version is None:
+      read_version = self.version[node]
+    step = self.num_steps[node]
+    rate = None
+    if self._get_rate is not None:
+      epochs = engine.count_node_epochs(
+        step,
+        num_nodes=self._num_nodes,
+        batch=self._task.batch,
+        num_samples=self._task.num_samples,
+      )
+      rate = self._get_rate(epochs)
+    where = (self._task.data, SEED, node, step, rate)
+    if read_version == self.version[node]:
+      made, _ = self._functions.step(self._nodes[node], *where)
+    else:
+      params, stats, _ = self.saved[node, read_version]
+      buffer = self._pack(self._whole, (params, stats))
+      parts = self._whole.view(buffer)
+      made, _ = self._functions.step_at(self._nodes[node], parts, *where)
+    self.num_steps[node] += 1
+    self._change(node, made)
+    self._note(node, Kind.STEP, peer_version=read_version)
+
+  def mix(self, node, others, own_weight):
+    """A mix with [(peer, version, weight)]."""
+    self.version[node] += 1
+    first = own_weight
+    for peer, version, weight in others:
+      parts = self._layout.view(self.sent[peer, version])
+      self._nodes[node] = self._functions.mix(
+        self._nodes[node], parts, first, weight
+      )
+      first = 1.0
+    self._publish(node)
+    for peer, version, weight in others:
+      fields = {'peer': peer, 'peer_version': version, 'peer_weight': weight}
+      self._note(
+        node, Kind.MIX, mix=self.version[node], own_weight=own_weight, **fields
+      )
+
+  def join(self, node, peer):
+    """A node that has nothing takes another's weights."""
+    self._note(node, Kind.JOIN)
+    self.mix(node, [(peer, self.version[peer], 1.0)], 0.0)
+
+  def pull(self, node, version, rate):
+    """A node moves towards a version of the centre, and sends its force."""
+    parts = self._layout.view(self.sent[CENTRE, version])
+    made, force = self._functions.pull_centre(self._nodes[node], parts, rate)
+    buffer = self._pack(self._layout, force)
+    self._forces.append((node, self.version[node], rate, buffer))
+    self._change(node, made)
+    fields = {'peer': CENTRE, 'peer_version': version, 'peer_weight': rate}
+    self._note(
+      node, Kind.MIX, mix=self.version[node], own_weight=1 - rate, **fields
+    )
+
+  def move(self):
+    """The centre takes in the force that has waited longest."""
+    node, version, rate, buffer = self._forces.pop(0)
+    parts = self._layout.view(buffer)
+    made = self._functions.move_centre(self._nodes[CENTRE], parts, 1.0)
+    self._change(CENTRE, made)
+    fields = {'peer': node, 'peer_version': version, 'peer_weight': rate}
+    self._note(CENTRE, Kind.MIX, mix=self.version[CENTRE], **fields)
+
+  def restart(self, node, version, num_steps):
+    """A node was killed, and comes back from its checkpoint."""
+    saved = jax.tree.map(jnp.array, self.saved[node, version])
+    self.num_steps[node] = num_steps
+    self._change(node, saved if node == CENTRE else engine.Node(*saved))
+    self._note(node, Kind.RESTART, peer_version=version)
+
+  @property
+  def num_forces(self):
+    """Forces that are on the way."""
+    return len(self._forces)
+
+  def load(self):
+    """The trace, from files that each of them wrote."""
+    for node, rows in self._files.items():
+      name = 'centre' if node == CENTRE else f'node-{node}'
+      records = np.zeros(len(rows), traces.NODE_RECORD)
+      for record, row in zip(records, rows, strict=True):
+        for field, value in row.items():
+          record[field] = value
+      records['order'] = np.arange(len(rows))
+      header = {**self._header, 'host': name}
+      with traces.NodeTraceWriter(self._folder / name, header) as writer:
+        writer.append(records)
+    return traces.NodeTrace.load(self._folder)
+
+  # --- How it is kept.
+
+  def _change(self, node, made):
+    self._nodes[node] = made
+    self.version[node] += 1
+    self._publish(node)
+
+  def _publish(self, node):
+    made = self._nodes[node]
+    key = node, self.version[node]
+    self.sent[key] = self._pack(self._layout, tuple(made)[:2])
+    self.saved[key] = jax.tree.map(np.array, tuple(made))
+
+  def _pack(self, layout, tree):
+    buffer = np.empty(layout.size, np.uint8)
+    layout.pack(tree, buffer)
+    return buffer
+
+  def _note(self, node, kind, **fields):
+    self._time += 1.0
+    row = {'peer': -1, 'mix': -1, 'peer_version': -1, 'own_weight': 1.0}
+    row |= {'kind': kind, 'node': node, 'version': self.version[node]}
+    row |= {'step': self.num_steps[node], 'end_time': self._time, **fields}
+    self._files[node].append(row)

@@ -1,0 +1,207 @@
+"""Every rule with every kind of peers, and what numpy says that they do."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import sharding
+import jax.numpy as jnp
+import numpy as np
+
+from jasgd import gossip
+from jasgd.gossip import _random_rounds
+from tests.gossip import cases
+
+AXIS = 'nodes'
+RUNNERS = ('vmap', 'pmap', 'shard_map')
+SIZES = (8, 6)
+RATE = 0.15  # Of elastic averaging.
+_RULES = (gossip.Pull, gossip.Push, gossip.PushSum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A strategy, in what precision it sends, and what else there is to mix."""
+
+  strategy: gossip.Strategy
+  dtype: Any = None
+  has_half: bool = False  # Whether one array is in bfloat16.
+
+  @property
+  def is_push_sum(self):
+    return isinstance(self.strategy, gossip.PushSum)
+
+  @property
+  def is_elastic(self):
+    return isinstance(self.strategy, gossip.Elastic)
+
+  @property
+  def keeps_mean(self):
+    """Whether W is doubly stochastic."""
+    peers = getattr(self.strategy, 'peers', None)
+    if isinstance(peers, gossip.Topology):
+      return gossip.is_doubly_stochastic(peers)
+    return peers != 'independent' and not self.is_elastic
+
+
+def list_topologies(num_nodes):
+  """One of every kind that there is with so many nodes."""
+  found = {}
+  for case in cases.CASES:
+    try:
+      found[case.kind] = case.make(num_nodes)
+    except ValueError:
+      assert num_nodes != 8  # Where there is one of each.
+  return found
+
+
+def list_cases(num_nodes):
+  """Everything, by its name."""
+  topologies = list_topologies(num_nodes)
+  found = {}
+  for rule in _RULES:
+    for peers in gossip.PEERS:
+      found[f'{rule.__name__}, {peers}'] = Case(rule(peers=peers))
+    for kind, topology in topologies.items():
+      found[f'{rule.__name__}, {kind}'] = Case(rule(peers=topology))
+  if num_nodes != SIZES[0]:
+    return found
+  found['Pairs, matching'] = Case(gossip.Pairs(peers='matching'))
+  for kind, topology in topologies.items():
+    if gossip.is_symmetric(topology) and topology.max_degree == 1:
+      found[f'Pairs, {kind}'] = Case(gossip.Pairs(peers=topology))
+  # Weights that differ from node to node, so that all are gathered.
+  uneven = gossip.with_uniform_weights(gossip.star(num_nodes))
+  for name, strategy in {
+    'AllReduce': gossip.AllReduce(),
+    'AllReduce, period': gossip.AllReduce(period=3),
+    'Elastic': gossip.Elastic(rate=RATE),
+    'Elastic, period': gossip.Elastic(rate=RATE, period=2),
+  }.items():
+    found[name] = Case(strategy, has_half=True)
+  for rule in _RULES:
+    name = rule.__name__
+    found[f'{name}, uneven'] = Case(rule(peers=uneven), has_half=True)
+    found[f'{name}, period'] = Case(
+      rule(period=2, peers='permutation'), has_half=True
+    )
+    found[f'{name}, bfloat16'] = Case(rule(peers='matching'), jnp.bfloat16)
+    found[f'{name}, float16'] = Case(rule(peers='independent'), jnp.float16)
+    found[f'{name}, sent'] = Case(rule(peers=gossip.ring(num_nodes)), 'float16')
+  for peers in gossip.PEERS:
+    found[f'Pull, {peers}, beta'] = Case(gossip.Pull(peers=peers, beta=0.3))
+  return found
+
+
+def make_start(num_nodes, has_half):
+  """Trees that differ from node to node; `one` gives the rows of W."""
+  normal = np.random.default_rng(num_nodes).normal(size=(num_nodes, 7))
+  start = {
+    'one': np.eye(num_nodes, dtype=np.float32),
+    'more': (normal[:, 0].astype(np.float32), np.arange(num_nodes)),
+  }
+  if has_half:
+    half = jnp.asarray(normal[:, 1:].reshape(-1, 2, 3), jnp.bfloat16)
+    start['half'] = np.asarray(half)
+  return start
+
+
+def make_states(num_nodes):
+  """What every node begins with, in every case: (params, mass or centre)."""
+  states = {}
+  for name, case in list_cases(num_nodes).items():
+    start, other = make_start(num_nodes, case.has_half), None
+    if case.is_push_sum:
+      other = np.ones(num_nodes, np.float32)
+    if case.is_elastic:
+      other = jax.tree.map(np.zeros_like, start)
+    states[name] = (start, other)
+  return states
+
+
+def make_step(num_nodes):
+  """All cases in one function: (states, step, key) -> states, for one node."""
+  listed = list_cases(num_nodes)
+
+  def mix(case, params, other, step, key):
+    if case.is_elastic:
+      return gossip.mix_elastic(params, other, AXIS, case.strategy, step=step)
+    result = gossip.mix(
+      params,
+      AXIS,
+      case.strategy,
+      step=step,
+      key=key,
+      mass=other,
+      dtype=case.dtype,
+    )
+    return result if case.is_push_sum else (result, None)
+
+  def step_all(states, step, key):
+    return {
+      name: mix(case, *states[name], step, key) for name, case in listed.items()
+    }
+
+  return step_all
+
+
+def wrap(function, runner, num_nodes):
+  """The same function of (rows, step, key) for all nodes, in three ways."""
+  devices = jax.devices()[:num_nodes]
+  if runner == 'vmap':
+    return jax.jit(jax.vmap(function, (0, None, None), axis_name=AXIS))
+  if runner == 'pmap':
+    return jax.pmap(function, AXIS, in_axes=(0, None, None), devices=devices)
+  spec = sharding.PartitionSpec
+
+  def on_block(block, step, key):
+    row = jax.tree.map(lambda leaf: leaf[0], block)
+    return jax.tree.map(lambda leaf: leaf[None], function(row, step, key))
+
+  return jax.jit(
+    jax.shard_map(
+      on_block,
+      mesh=make_mesh(devices),
+      in_specs=(spec(AXIS), spec(), spec()),
+      out_specs=spec(AXIS),
+    )
+  )
+
+
+def make_mesh(devices):
+  """All devices along one axis."""
+  return sharding.Mesh(
+    np.array(devices), (AXIS,), axis_types=(sharding.AxisType.Auto,)
+  )
+
+
+def make_matrix(strategy, number, key, num_nodes):
+  """The mix of all nodes as a matrix, from the definitions."""
+  eye = np.eye(num_nodes)
+  if isinstance(strategy, gossip.AllReduce):
+    return np.full((num_nodes, num_nodes), 1 / num_nodes)
+  if isinstance(strategy.peers, str):
+    targets = _draw(strategy.peers, number, key, num_nodes)
+    chosen = eye[targets]
+    if isinstance(strategy, gossip.Push):
+      weights = eye + chosen.T  # A3: twice its own, if it drew itself.
+      return weights / weights.sum(axis=1, keepdims=True)
+    if isinstance(strategy, gossip.PushSum):
+      return (eye + chosen.T) / 2
+    beta = getattr(strategy, 'beta', 0.5)
+    return (1 - beta) * eye + beta * chosen
+  matrix = strategy.peers.matrix(number % strategy.peers.num_rounds)
+  if isinstance(strategy, gossip.Push):
+    return matrix.T / matrix.sum(axis=0)[:, None]
+  return matrix.T if isinstance(strategy, gossip.PushSum) else matrix
+
+
+def _draw(peers, number, key, num_nodes):
+  """The peers that a key gives."""
+  key = jax.random.fold_in(key, number)
+  if peers == 'independent':
+    return np.asarray(jax.random.randint(key, (num_nodes,), 0, num_nodes))
+  rounds = _random_rounds.make_random_rounds(peers, num_nodes)
+  index = int(jax.random.randint(key, (), 0, rounds.num_rounds))
+  table, _ = rounds.peer_table(index)
+  return table[:, 0] if table.shape[1] else np.arange(num_nodes)

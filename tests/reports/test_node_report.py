@@ -1,0 +1,183 @@
+"""Pages on runs of nodes: rates, traffic, ages, and several side by side."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jasgd import gossip
+from jasgd import reports
+from jasgd import simulation
+from jasgd import traces
+from jasgd.reports import _curves
+from jasgd.reports import _node_pictures
+from jasgd.reports import _node_rates
+from jasgd.reports import _runs
+from tests.reports import cases
+
+SIZE = 1000.0  # Bytes of the weights.
+
+
+def _simulate(strategy, *, slowest=1.0, num_nodes=4, latency=0.0):
+  """The second half of the nodes is slower by a factor."""
+  half = num_nodes // 2
+  return simulation.simulate_nodes(
+    strategy,
+    num_nodes=num_nodes,
+    num_steps=40,
+    compute=simulation.with_speeds(
+      simulation.constant(),
+      [1.0] * half + [1 / slowest] * (num_nodes - half),
+    ),
+    network=simulation.Network(
+      latency=latency, bytes_per_push=SIZE, bytes_per_pull=SIZE
+    ),
+  )
+
+
+def _write(root, trace, **settings):
+  return cases.write_run(root, {'strategy': settings}, trace)
+
+
+@pytest.mark.parametrize(
+  ('strategy', 'slow'),
+  [(gossip.Pull(), 1.0), (gossip.Elastic(), 1.0), (gossip.AllReduce(), 1 / 3)],
+)
+def test_slow_nodes_hold_up_only_an_all_reduce(strategy, slow, tmp_path):
+  runs = [
+    _write(tmp_path / f'{slowest}', _simulate(strategy, slowest=slowest), s=n)
+    for n, slowest in enumerate((1.0, 3.0))
+  ]
+  rates = _node_rates.measure_step_rates(_runs.read_run(runs[1]).trace)
+  np.testing.assert_allclose(rates, [slow, slow, 1 / 3, 1 / 3])
+  page = cases.Page(reports.write_report(runs, tmp_path / 'both.html'))
+  assert page.column('Steps per second', 1) == dict.fromkeys('0123', '1')
+  disturbed = page.column('Steps per second', 2)
+  fast = '1 (100%)' if slow == 1 else '0.3333 (33%)'
+  assert disturbed == {
+    **dict.fromkeys('01', fast),
+    **dict.fromkeys('23', '0.3333 (33%)'),
+  }
+  assert (tmp_path / 'both/rates.png').stat().st_size > 1_000
+
+
+def test_rates_leave_out_the_time_before_the_first_step():
+  records = np.zeros(4, traces.NODE_RECORD)
+  records['node'] = [0, 0, 0, 1]
+  records['end_time'] = [100.0, 101.0, 102.0, 5.0]
+  trace = traces.NodeTrace(records, {'num_nodes': 3})
+  rates = _node_rates.measure_step_rates(trace)
+  np.testing.assert_array_equal(rates, [1.0, np.nan, np.nan])
+
+
+@pytest.mark.parametrize(
+  ('strategy', 'sent', 'busiest', 'centre'),
+  [
+    # A ring: 2 (n - 1) / n of the weights out, and as much in.
+    (gossip.AllReduce(), 1.5, 3.0, None),
+    (gossip.AllReduce(period=2), 0.75, 1.5, None),
+    (gossip.Elastic(), 1.0, 2.0, 8.0),
+    (gossip.Pull(peers=gossip.ring(4)), 2.0, 4.0, None),
+  ],
+)
+def test_traffic_beside_that_of_a_server(
+  strategy, sent, busiest, centre, tmp_path
+):
+  run = _write(tmp_path, _simulate(strategy))
+  traffic = cases.Page(reports.write_report(run)).column('Traffic')
+  values = {name: float(text) for name, text in traffic.items()}
+  assert values['the weights'] == 1.0  # kB.
+  assert values['sent by a node, per step'] == pytest.approx(sent)
+  assert values['received by a node, per step'] == pytest.approx(sent)
+  assert values["through the busiest node's link, per round"] == pytest.approx(
+    busiest
+  )
+  assert values.get("through the centre's link, per round") == centre
+  server = "with a server: through the server's link, per round"
+  assert values[server] == 2 * 4
+
+
+def test_curves_of_elastic_averaging_have_the_centre(tmp_path):
+  trace = _simulate(gossip.Elastic(), latency=0.1)
+  lines = [
+    (
+      40 * clock,
+      {
+        'epoch': clock,
+        'train/loss': 1.0,
+        'test/loss': 0.9,
+        'centre/loss': 0.8,
+        'gossip/consensus_error': 0.1,
+        'gossip/age_mean': 0.5,
+        'gossip/age_max': 2.0,
+        'gossip/lag_mean': -1.0,
+      },
+    )
+    for clock in (1, 2, 4)
+  ]
+  cases.write_run(tmp_path, {'strategy': {'name': 'elastic'}}, trace, lines)
+  figure = _curves.draw_curves([_runs.read_run(tmp_path)], ['run'])
+  labels = [axes.get_ylabel() for axes in figure.axes]
+  assert labels == ['loss', 'consensus error', 'age of mixes', 'lag of mixes']
+  assert len(figure.axes[0].lines) == 3
+  page = cases.Page(reports.write_report(tmp_path))
+  assert page.column('Results')['end'] == 'at step 160'
+  assert page.column('Results')['centre/loss, final'].startswith('0.8 (step')
+  assert 'with 160 steps' in page.paragraphs[0]
+
+
+def test_lost_mass_is_in_the_report(tmp_path):
+  trace = simulation.simulate_nodes(
+    gossip.PushSum(),
+    num_nodes=4,
+    num_steps=20,
+    failures=[simulation.Failure(5.5, 3)],
+  )
+  lost = traces.summarize_nodes(trace).lost_mass
+  page = cases.Page(reports.write_report(_write(tmp_path, trace)))
+  assert lost > 0
+  assert page.column('Results')['mass lost'].startswith(f'{lost:.4g} (')
+
+
+def _record(trace, compiled=50.0, compiles=True):
+  """As real nodes would have written it, that compile before or in a step."""
+  records = trace.records.copy()
+  is_first = (records['kind'] == traces.NodeKind.STEP) & (records['step'] == 1)
+  records['end_time'] += compiled
+  records['start_time'][~is_first | (not compiles)] += compiled
+  header = {**trace.header, 'is_recorded': True}
+  return dataclasses.replace(trace, records=records, header=header)
+
+
+def test_a_timeline_of_real_nodes_starts_when_all_have_compiled():
+  trace = _record(_simulate(gossip.Pull()))
+  (axes,) = _node_pictures.draw_node_timeline(trace, 16, 8.0).axes
+  start, end = axes.get_xlim()
+  assert start == pytest.approx(51.0)
+  assert end - start == pytest.approx(8.0, rel=0.1)
+
+
+def test_the_time_before_real_nodes_step_does_not_count(tmp_path):
+  trace = _simulate(gossip.AllReduce())
+  plain = _write(tmp_path / 'plain', trace)
+  real = _write(tmp_path / 'real', _record(trace, compiles=False))
+  pages = [cases.Page(reports.write_report(run)) for run in (plain, real)]
+  names = ('Table of nodes', 'Traffic', 'Steps per second')
+  for name in names:
+    assert pages[0].tables[name] == pages[1].tables[name]
+  rates = [page.column('Results')['steps per second, of all'] for page in pages]
+  assert rates == ['4', '4']
+  assert '160 steps and 160 mixes in 40 s' in pages[1].paragraphs[0]
+
+
+def test_a_real_run_is_finished_once_it_has_a_result(tmp_path):
+  trace = _simulate(gossip.Pull())
+  header = {**trace.header, 'is_recorded': True}
+  lines = [(160, {'epoch': 1.0, 'train/loss': 1.0})]
+  # What `save` writes of a recorded trace is read as the nodes' own files.
+  trace = dataclasses.replace(trace, header=header)
+  run = cases.write_run(tmp_path, {'strategy': {}}, trace, lines)
+  assert _runs.read_run(run).is_real
+  assert _runs.read_run(run).is_unfinished
+  (run / 'result.json').write_text('{"clock": 160}')
+  assert not _runs.read_run(run).is_unfinished
