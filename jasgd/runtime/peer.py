@@ -79,7 +79,8 @@ class Peer:
       self._station.book,
       self._station.host,
     )
-    self._has_begun = False
+    # With whom it began, itself among them; []: it has not.
+    self._began_with: list[int] = []
 
   def describe(self) -> dict[str, Any]:
     """How it stands, as JSON can say it."""
@@ -92,7 +93,8 @@ class Peer:
       'mass': weights.mass,
       'loss': weights.loss if math.isfinite(weights.loss) else None,
       'num_refused': self._station.host.num_refused,
-      'has_begun': self._has_begun,
+      'has_begun': bool(self._began_with),
+      'began_with': self._began_with,
       'is_done': self._is_done,
       'is_diverged': self._is_diverged,
     }
@@ -165,17 +167,21 @@ class Peer:
     is_elastic = isinstance(self._settings.strategy, gossip.Elastic)
     expected = 1 if is_elastic else self._settings.num_nodes - 1
     while not self._is_stopping():
-      # Who has begun does not wait for us.
       statuses = [peers.ask(peer) for peer in peers.alive]
-      if any(status and status['has_begun'] for status in statuses):
-        if is_new:
+      begun = [each for each in statuses if each and each['has_begun']]
+      if begun:
+        # Who began without us is ahead; who began with us waits for nobody.
+        is_late = any(
+          self._node not in each.get('began_with', ()) for each in begun
+        )
+        if is_new and is_late:
           self._join(peers)
         break
       if peers.wait_for(expected, _INTERVAL, self._stopped):
         break
       if self._has_waited():
         break
-    self._has_begun = True
+    self._began_with = sorted([self._node, *peers.alive])
 
   def _has_waited(self) -> bool:
     """Whether all that can come has had its time."""

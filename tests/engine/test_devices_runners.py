@@ -20,7 +20,8 @@ import pytest
 from jasgd import engine
 from tests.engine import test_devices
 
-pytestmark = pytest.mark.xdist_group('devices_runners')  # Computed once.
+# Computed once; it takes a minute to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('devices_runners')]
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PATIENCE = 360.0  # Seconds: never reached, unless something is broken.

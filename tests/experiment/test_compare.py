@@ -88,6 +88,7 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
   assert not (tmp_path / 'work').exists()
 
 
+@pytest.mark.slow
 def test_the_command_in_two_processes(tmp_path):
   def run(*flags):
     return subprocess.run(

@@ -26,7 +26,7 @@ STRATEGIES = {
   'easgd': {'name': 'elastic', 'rate': 0.2, 'order': 'easgd', 'period': 2},
 }
 # What is not run each time.
-SLOW = ('pull a little', 'push', 'push by a ring', 'easgd')
+SLOW = ('pull a little', 'pull by a ring', 'push', 'push by a ring', 'easgd')
 
 
 def make_config(strategy, num_steps=60, **parts):

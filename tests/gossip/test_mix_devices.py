@@ -18,7 +18,8 @@ from jasgd import gossip
 from tests.gossip import mix_cases
 from tests.gossip import mix_devices
 
-pytestmark = pytest.mark.xdist_group('mix_devices')  # Computed once.
+# Computed once; it takes minutes to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('mix_devices')]
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PATIENCE = 360.0  # Seconds: never reached, unless something is broken.
