@@ -19,7 +19,7 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The paper's set-up; `:smoke` for a few seconds."""
+  """The paper's set-up; `:smoke` for a few steps."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='cifar10', model='a1', batch=4),
     optimizer=experiment.OptimizerConfig(

@@ -24,7 +24,7 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The paper's set-up; `:smoke` for a few seconds."""
+  """The paper's set-up; `:smoke` for a few steps."""
   config = mnist_delay.get_config()
   config.num_epochs = 30.0
   return sizes.apply_size(config, size)

@@ -18,7 +18,7 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The defaults; `:smoke` for a few seconds."""
+  """The defaults; `:smoke` for a few steps."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='mlp', batch=32),
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),

@@ -16,7 +16,7 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The defaults; `:smoke` for a few seconds."""
+  """The defaults; `:smoke` for a few steps."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='mnist', model='lenet', batch=64),
     optimizer=experiment.OptimizerConfig(rate=10**-2.5, momentum=0.9),

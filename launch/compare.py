@@ -1,13 +1,15 @@
 """Compares ways to average with a single learner, at equal epochs.
 
-  python -m launch.compare --config=configs/mnist_strategies.py \
+  python -m launch.compare --config=configs/mnist_strategies.py:compare \
     --config.task.data_dir=DATA --workdir=/tmp/c --bound=0.005 --jobs=2
 
-Each strategy, and the single learner, gets the rate of --rates that is best for
-it on a part of the training set that is held out. At that rate each trains on
-all of the training set, with several seeds. The table says by how much a
-strategy is worse than the single learner on the test set, and whether that is
-within --bound; if not, the command fails.
+Each strategy, and the single learner, gets the rate that is best for it on a
+part of the training set that is held out, of those that are --rates times the
+config's own. At that rate each trains on all of the training set, with several
+seeds. The table says by how much a strategy is worse than the single learner on
+the test set, and whether that is within --bound; if not, the command fails. If
+the best rate is the lowest or the highest of all, there may be a better one
+beyond: a line says so, and --config.optimizer.rate moves all of them.
 
 A line is printed as each run is done. Killed and started again, the command
 goes on with what is not done.
@@ -31,7 +33,9 @@ _STRATEGIES = flags.DEFINE_list(
   'strategies', list(experiment.STRATEGIES), 'Which strategies.'
 )
 _RATES = flags.DEFINE_list(
-  'rates', ['0.3', '0.1', '0.03', '0.01'], 'Which rates to choose from.'
+  'rates',
+  ['0.3', '0.1', '0.03', '0.01'],
+  "Which rates to choose from, as multiples of the config's optimizer.rate.",
 )
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'How many seeds.')
 _VALIDATION = flags.DEFINE_float(
@@ -50,7 +54,11 @@ def main() -> None:
   try:
     rates = [float(rate) for rate in _RATES.value]
     num_runs = (1 + len(_STRATEGIES.value)) * (len(rates) + _SEEDS.value)
-    print(f'{num_runs} runs of {config.num_epochs:g} epochs', flush=True)
+    print(
+      f'{num_runs} runs of {config.num_epochs:g} epochs; rates are '
+      f'{", ".join(_RATES.value)} x {config.optimizer.rate:g}',
+      flush=True,
+    )
     compared = experiment.compare(
       config,
       _WORKDIR.value,

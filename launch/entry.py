@@ -1,6 +1,7 @@
 """How the entry points start."""
 
 from collections.abc import Callable
+import os
 import signal
 import sys
 from typing import Any, NoReturn
@@ -8,6 +9,9 @@ from typing import Any, NoReturn
 from absl import app
 from absl import flags
 from absl import logging
+
+# Set when a program has started itself again.
+_MARK = 'JASGD_ADOPTED'
 
 
 def run(main: Callable[[], None], *, has_begun: bool = True) -> None:
@@ -39,6 +43,23 @@ def take_signals() -> None:
   """Makes Ctrl-C and SIGTERM what they usually are."""
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def adopt(variables: dict[str, str]) -> None:
+  """Starts this program again if its environment is another.
+
+  Args:
+    variables: What the environment is to have, from the very beginning.
+  """
+  is_same = all(
+    os.environ.get(name) == text for name, text in variables.items()
+  )
+  if is_same or _MARK in os.environ:
+    return
+  spec = sys.modules['__main__'].__spec__
+  assert spec is not None  # Entry points are started with -m.
+  command = [sys.executable, '-m', spec.name, *sys.argv[1:]]
+  os.execve(sys.executable, command, {**os.environ, **variables, _MARK: '1'})
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -7,14 +7,12 @@ applied in the order that the trace says, on one device. The weights must be
 those of the run's last checkpoint, to the last bit; if not, the first clock
 where they differ is printed, and the exit code is 1. Of nodes without a server
 each is compared with its own checkpoint, and so is the centre of elastic
-averaging; all-reduce, which sums in an order of its own, must be within 1e-6 of
-the norm of the weights.
+averaging.
 
 On a CPU bits depend on the number of threads that XLA sees. The trace has the
 number, and this program starts itself again with it if need be.
 """
 
-import os
 import sys
 
 from absl import app
@@ -30,9 +28,6 @@ _WORKDIR = flags.DEFINE_string(
   required=True,
 )
 
-# Set when this program has started itself again.
-_MARK = 'JASGD_REPLAY'
-
 
 def main() -> None:
   """Compares."""
@@ -40,11 +35,11 @@ def main() -> None:
   try:
     nodes = experiment.read_nodes(workdir)
     if nodes is not None:
-      _adopt(experiment.get_environment(nodes[1]))
+      entry.adopt(experiment.get_environment(nodes[1]))
       _print_nodes(experiment.verify_nodes(workdir))
       return
     _, trace = experiment.read_run(workdir)
-    _adopt(experiment.get_environment(trace))
+    entry.adopt(experiment.get_environment(trace))
     found = experiment.verify(workdir)
   except ValueError as error:
     raise app.UsageError(str(error)) from None
@@ -74,10 +69,9 @@ def _print_nodes(found: experiment.NodeVerification) -> None:
     member: 'the centre' if member < 0 else f'node {member}'
     for member in sorted(found.versions, reverse=True)
   }
-  what = 'Bit-identical' if found.is_exact else 'The same to 1e-6'
   if found.is_same:
     print(
-      f'{what}: the replay gives the weights of the checkpoints of '
+      'Bit-identical: the replay gives the weights of the checkpoints of '
       + ', '.join(
         f'{name} (version {found.versions[member]})'
         for member, name in sorted(names.items(), reverse=True)
@@ -91,17 +85,6 @@ def _print_nodes(found: experiment.NodeVerification) -> None:
     'of the norm of the weights.'
   )
   sys.exit(1)
-
-
-def _adopt(variables: dict[str, str]) -> None:
-  """Starts this program again if its environment is another."""
-  is_same = all(
-    os.environ.get(name) == text for name, text in variables.items()
-  )
-  if is_same or _MARK in os.environ:
-    return
-  command = [sys.executable, '-m', 'launch.replay', *sys.argv[1:]]
-  os.execve(sys.executable, command, {**os.environ, **variables, _MARK: '1'})
 
 
 if __name__ == '__main__':

@@ -1,6 +1,20 @@
-"""What tests of real processes share."""
+"""What tests share."""
 
+import hypothesis
 import pytest
+
+# Whoever shares the machine must not make a test fail.
+hypothesis.settings.register_profile('untimed', deadline=None)
+hypothesis.settings.load_profile('untimed')
+
+
+@pytest.fixture(scope='module')
+def quick_compiler():
+  """For tests whose time would go into compiling."""
+  from tests import quickly  # Where it is needed: it imports jax.
+
+  with quickly.compile_quickly():
+    yield
 
 
 @pytest.fixture(scope='session')

@@ -4,6 +4,8 @@
 run calls them, and so does `replay`, which executes a trace.
 """
 
+from jasgd.engine._device_runners import RUNNERS
+from jasgd.engine._devices import check_devices
 from jasgd.engine._devices import DeviceArrays
 from jasgd.engine._devices import DeviceProgram
 from jasgd.engine._devices import DeviceState
@@ -24,6 +26,8 @@ from jasgd.engine._layout import make_layout
 from jasgd.engine._layout import Parts
 from jasgd.engine._layout import WIRE_DTYPES
 from jasgd.engine._local import Copy
+from jasgd.engine._mean import count_mean_messages
+from jasgd.engine._mean import make_group_average
 from jasgd.engine._memory import check_memory
 from jasgd.engine._node_plan import count_node_epochs
 from jasgd.engine._node_plan import make_node_plan
@@ -47,6 +51,7 @@ from jasgd.engine._update import Update
 
 __all__ = [
   'MODES',
+  'RUNNERS',
   'WIRE_DTYPES',
   'Copy',
   'DeviceArrays',
@@ -68,13 +73,16 @@ __all__ = [
   'Server',
   'ServerState',
   'Update',
+  'check_devices',
   'check_memory',
   'choose_devices',
   'count_devices',
+  'count_mean_messages',
   'count_node_epochs',
   'find_difference',
   'make_device_program',
   'make_gradient',
+  'make_group_average',
   'make_layout',
   'make_learner',
   'make_node_functions',

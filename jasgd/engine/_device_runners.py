@@ -144,12 +144,13 @@ class Runner:
     return jax.tree.map(read, rows)
 
   def read_one(self, rows: Any) -> Any:
-    """One row, of a node of this process, left on its device."""
+    """One row, of a node of this process."""
 
-    def read(leaf: jax.Array) -> jax.Array:
+    def read(leaf: jax.Array) -> Any:
       if self.name == 'vmap':
         return leaf[0]
-      return leaf.addressable_shards[0].data.reshape(leaf.shape[1:])
+      # On the host: a user's mesh may be in force, to which one device is none.
+      return np.asarray(leaf.addressable_shards[0].data).reshape(leaf.shape[1:])
 
     return jax.tree.map(read, rows)
 

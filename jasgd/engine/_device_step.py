@@ -63,7 +63,9 @@ def make_step(
     learner = lax.axis_index(axis_name)
     return work.gradient(*weights, data, seed, learner, step)
 
-  def mix(tree: Any, seed: Any, step: Any, mass: Any = None) -> Any:
+  def mix(
+    tree: Any, seed: Any, step: Any, mass: Any = None, dtype: Any = dtype
+  ) -> Any:
     key = jax.random.key(seed, impl='threefry2x32')
     return gossip.mix(
       tree,
@@ -92,7 +94,9 @@ def make_step(
     """All-reduce: the mean of all gradients, then everybody's update."""
     node = held.node
     result = differentiate((node.params, node.stats), data, seed, step)
-    grads, stats = mix((result.gradient, result.stats), seed, step + 1)
+    grads = mix(result.gradient, seed, step + 1)
+    # Rounded at each step, they would stop where a change is too small.
+    stats = mix(result.stats, seed, step + 1, dtype=None)
     mean = result._replace(gradient=grads, stats=stats)
     node = work.update(node, mean, node.params, rate)
     return held._replace(node=node), result.loss
@@ -102,10 +106,11 @@ def make_step(
   ) -> tuple[DeviceArrays, jax.Array]:
     """SGP: weights and statistics are held times the mass."""
     node, mass = held.node, held.mass
-    weights = scale_floats((node.params, node.stats), 1 / mass)
-    result = differentiate(weights, data, seed, step)
+    params, stats = scale_floats((node.params, node.stats), 1 / mass)
+    result = differentiate((params, stats), data, seed, step)
     result = result._replace(stats=scale_floats(result.stats, mass))
-    node = work.update(node, result, weights[0], rate)
+    # The weights are these, whatever is held: a decay is of them, too.
+    node = work.update(node, result, params, rate, params)
     (params, stats), mass = mix((node.params, node.stats), seed, step + 1, mass)
     node = node._replace(params=params, stats=stats)
     return held._replace(node=node, mass=mass), result.loss
@@ -153,13 +158,7 @@ def _make_elastic_step(
     result = differentiate((params, stats), data, seed, step)
     # Before the first step all are where the centre is, and nothing moves.
     held = exchange(held, step)
-    # What the minibatch did to the statistics is added to the mixed ones.
-    changed = jax.tree.map(
-      lambda mixed, new, old: mixed + (new - old),
-      held.node.stats,
-      result.stats,
-      stats,
-    )
+    changed = _node_step.add_changes(held.node.stats, result.stats, stats)
     result = result._replace(stats=changed)
     node = work.update(held.node, result, params, rate)
     return held._replace(node=node), result.loss

@@ -205,14 +205,15 @@ def make_device_program(
       `replay`.
     init: First (params, stats); None: what the task draws with the seed.
     mesh: With one axis, of any name, for `'shard_map'`; None: all devices.
-    dtype: Of what is sent, as in `gossip.mix`; None: as it is.
+    dtype: Of what is sent, as in `gossip.mix`; None: as it is. Statistics go
+      as they are where gradients are averaged. Not for `Elastic`.
 
   Returns:
     The program.
 
   Raises:
-    ValueError: if there are too few devices, the strategy does not fit the
-      number of nodes, or the task is streamed.
+    ValueError: as of `check_devices`; or if the task is streamed, or the seed
+      is not from 0 to 2^31 - 1.
 
   Examples:
     >>> import optax
@@ -238,16 +239,15 @@ def make_device_program(
     <https://arxiv.org/abs/1811.10792>`_, 2019; Zhang et al., `Deep learning
     with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
   """
-  num_nodes = protocols.check_count('num_nodes', num_nodes, 1)
-  strategy.check(num_nodes)
+  check_devices(
+    strategy, num_nodes=num_nodes, runner=runner, mesh=mesh, dtype=dtype
+  )
   if task.is_streamed:
     raise ValueError(
       f'The task {task.name!r} is streamed; nodes need its data.'
     )
-  if dtype is not None and isinstance(strategy, gossip.Elastic):
-    raise ValueError(
-      f'Elastic averaging sends weights as they are, got dtype={dtype}.'
-    )
+  if not 0 <= seed < 2**31:
+    raise ValueError(f'seed must be from 0 to 2^31 - 1, got {seed}.')
   return DeviceProgram(
     task,
     strategy,
@@ -258,3 +258,34 @@ def make_device_program(
     init=init,
     dtype=dtype,
   )
+
+
+def check_devices(
+  strategy: gossip.Strategy,
+  *,
+  num_nodes: int,
+  runner: str = 'pmap',
+  mesh: sharding.Mesh | None = None,
+  dtype: Any = None,
+) -> None:
+  """Sees whether nodes can be trained on the devices that there are.
+
+  Args:
+    strategy: As in `make_device_program`, like the others.
+    num_nodes: In all processes together.
+    runner: How they are run.
+    mesh: The devices.
+    dtype: Of what is sent.
+
+  Raises:
+    ValueError: if there are too few devices, or the strategy does not fit the
+      number of nodes, the dtype, or nodes that all mix at once.
+  """
+  protocols.check_count('num_nodes', num_nodes, 1)
+  strategy.check_together(num_nodes)
+  if dtype is not None and isinstance(strategy, gossip.Elastic):
+    raise ValueError(
+      'On devices elastic averaging sends weights as they are, got '
+      f'dtype={dtype}.'
+    )
+  _device_runners.Runner(runner, num_nodes, mesh)

@@ -12,8 +12,8 @@ import numpy as np
 import optax
 
 from jasgd import tasks
-from jasgd.engine import _gradient
 from jasgd.engine import _layout
+from jasgd.engine import _mean
 from jasgd.engine import _node_operations
 from jasgd.engine import _node_plan
 from jasgd.engine import _node_step
@@ -51,8 +51,6 @@ class ExactNodes:
     self._functions = _node_step.make_node_functions(
       task, optimizer, self._wire
     )
-    self._work = _node_step.make_node_work(task, optimizer)
-    self._update = jax.jit(self._work.update)
     # Slots that nothing was written to yet; nobody reads or donates these.
     empty = jax.tree.map(jnp.zeros_like, self._functions.start(weights))
     node = self._functions.start(weights)
@@ -97,7 +95,7 @@ class ExactNodes:
     row = _pick(self._plan.steps, index)
     where = self._locate(row)
     if self._plan.averages_gradients:
-      result = self._work.gradient(*self._weights[row.source], *where)
+      result = self._functions.gradient(*self._weights[row.source], *where)
       made = (result.gradient, result.stats)
       self._weights[row.write] = jax.tree.map(jnp.copy, made)
       return result.loss
@@ -120,6 +118,8 @@ class ExactNodes:
       if row.kind == _node_operations.FORCE:
         start += 1  # What comes next is the other half of it.
         self._pull(row, _pick(self._plan.mixes, start))
+      elif row.kind == _node_operations.AVERAGE:
+        start = self._average(start, end)
       else:
         self._mix(row)
       start += 1
@@ -137,13 +137,6 @@ class ExactNodes:
       self._weights[row.write] = self._functions.move_centre(
         centre, force, row.weight
       )
-    elif row.kind == _node_operations.AVERAGE:
-      self._weights[row.write] = _average(
-        self._weights[row.own],
-        self._weights[row.source],
-        row.own_weight,
-        row.weight,
-      )
     else:
       self._update_all(row)
 
@@ -155,15 +148,25 @@ class ExactNodes:
     self._weights[force.write] = made
     self._put(row, node)
 
+  def _average(self, start: int, end: int) -> int:
+    """A mean of many, which is planned one by one; gives its last row."""
+    row = _pick(self._plan.mixes, start)
+    values = [self._weights[row.own], self._weights[row.source]]
+    while start + 1 < end:
+      following = _pick(self._plan.mixes, start + 1)
+      is_another = following.own_weight == _node_operations.FIRST_SHARE
+      if following.kind != _node_operations.AVERAGE or is_another:
+        break
+      row, start = following, start + 1
+      values.append(self._weights[row.source])
+    self._weights[row.write] = _mean.average(values)
+    return start
+
   def _update_all(self, row: _node_plan.Mixes) -> None:
     """One update with a mean of gradients, for all who have the same."""
-    node = _node_step.make_node(
-      self._weights[row.own], self._states[row.state_read]
-    )
-    gradient = _gradient.Gradient(*self._weights[row.source], jnp.zeros(()))
+    mean = self._weights[row.source]
     rate = row.rate if self._plan.has_rates else None
-    node = self._update(node, gradient, node.params, rate)
-    self._put(row, jax.tree.map(jnp.copy, node))
+    self._put(row, self._functions.update(self._take(row), mean, rate))
 
   # --- Slots.
 
@@ -190,11 +193,6 @@ class ExactNodes:
     if self._task.is_streamed:
       return self._task.batches(None, *where), *where
     return self._task.data, *where
-
-
-@jax.jit
-def _average(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
-  return _node_step.mix_weights(own, other, own_weight, weight)
 
 
 def _pick(columns: Any, index: int) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jasgd import tasks
 from jasgd.engine import _gradient
+from jasgd.engine import _layout
 from jasgd.engine import _node_operations
 from jasgd.engine import _node_plan
 from jasgd.engine import _node_step
@@ -60,6 +61,7 @@ class FastNodes:
       has_forces=plan.has_centre,
       is_stale=bool(np.any(plan.steps.source != plan.steps.own)),
       averages_gradients=plan.averages_gradients,
+      wire=_find_wire(plan, weights),
     )
     self._loop = _make_loop(work, shape)
     self.carry = Carry(
@@ -115,6 +117,17 @@ class _Shape(NamedTuple):
   has_forces: bool
   is_stale: bool  # Whether gradients are computed at older weights.
   averages_gradients: bool
+  wire: _layout.Layout | None  # Of messages, if they round anything.
+
+
+def _find_wire(
+  plan: _node_plan.NodePlan, weights: tuple[Any, Any]
+) -> _layout.Layout | None:
+  """How messages round weights; means of all are sent as they are."""
+  is_mean = np.any(plan.mixes.kind == _node_operations.AVERAGE)
+  if plan.wire_dtype == 'float32' or is_mean:
+    return None
+  return _layout.make_layout(weights, plan.wire_dtype)
 
 
 @functools.lru_cache(maxsize=32)
@@ -132,13 +145,20 @@ def _make_loop(
     )
     stale = _rows.read_row(carry.weights, row.source) if shape.is_stale else ()
 
-    def compute(_: Any, held: Any) -> Any:
+    def compute(index: Any, held: Any) -> Any:
       node, _ = held
-      source = stale or (node.params, node.stats)
+      source = (node.params, node.stats)
+      if shape.is_stale:
+        # Or else what does not change in a loop is computed ahead of it, and
+        # kept: the gradient's copies of the weights.
+        source, _ = lax.optimization_barrier((stale, index))
       result = work.gradient(*source, data, seed, row.node, row.step)
       if shape.averages_gradients:
         node = node._replace(params=result.gradient, stats=result.stats)
       else:
+        if shape.is_stale:
+          changed = _node_step.add_changes(node.stats, result.stats, source[1])
+          result = result._replace(stats=changed)
         rate = row.rate if shape.has_rates else None
         node = work.update(node, result, source[0], rate)
       return node, result.loss.astype(float)
@@ -148,12 +168,17 @@ def _make_loop(
     node, loss = lax.fori_loop(0, once, compute, (node, jnp.zeros(())))
     return _write(carry, row, node), loss
 
+  def send(weights: Any) -> Any:
+    if shape.wire is None:
+      return weights
+    return _node_step.round_weights(weights, shape.wire)
+
   def mix(carry: Carry, row: _node_plan.Mixes) -> Carry:
     own = _rows.read_row(carry.weights, row.own)
-    source = _rows.read_row(carry.weights, row.source)
+    source = send(_rows.read_row(carry.weights, row.source))
     made = _node_step.mix_weights(own, source, row.own_weight, row.weight)
     if shape.has_forces:
-      force = _node_step.measure_force(own, source, row.weight)
+      force = send(_node_step.measure_force(own, source, row.weight))
       is_force = row.kind == _node_operations.FORCE
       made = jax.tree.map(
         lambda one, other: jnp.where(is_force, one, other), force, made

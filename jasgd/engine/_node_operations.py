@@ -15,6 +15,8 @@ from jasgd.engine import _node_events
 # computed, because it is averaged first. A force is computed, then subtracted,
 # by one call of a real node. The mean of many is made one by one.
 STEP, GRADIENT, MIX, FORCE, SUBTRACT, MOVE, AVERAGE, UPDATE = range(8)
+# The own weight of the first AVERAGE of a mean; those that follow have more.
+FIRST_SHARE = 0.5
 
 
 class Operation(NamedTuple):

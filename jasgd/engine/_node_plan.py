@@ -1,7 +1,9 @@
 """From the traces of nodes to what is computed, and where it is kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
+import gc
 from typing import NamedTuple
 
 import numpy as np
@@ -80,6 +82,7 @@ class NodePlan:
     averages_gradients: Whether gradients are averaged, and not weights.
     has_rates: Whether there is a schedule.
     wire_dtype: What float32 was rounded to in messages.
+    masses: Of push-sum, by (node, version); {}: there are none.
   """
 
   steps: Steps
@@ -94,6 +97,7 @@ class NodePlan:
   averages_gradients: bool
   has_rates: bool
   wire_dtype: str
+  masses: dict[tuple[int, int], float]
   names: _Names
 
   @property
@@ -117,6 +121,28 @@ class NodePlan:
     for name in Held._fields:  # Of several, the last one counts.
       getattr(held, name)[rows] = getattr(self.names, name)[:end]
     return held
+
+  def find_shares(self, position: int) -> np.ndarray | None:
+    """The shares of nodes in their mean, at a position: those of their masses.
+
+    Mass that is under way counts for the node that has sent it.
+
+    Args:
+      position: As far as `ends` goes.
+
+    Returns:
+      Numbers that sum to 1; None if nodes have no masses, or none is left.
+    """
+    versions = self.locate(position).version[: self.num_nodes]
+    masses = np.array(
+      [
+        self.masses.get((node, version), 1.0)  # It begins with that.
+        for node, version in enumerate(versions.tolist())
+      ]
+    )
+    if not self.masses or not masses.any():
+      return None
+    return masses / masses.sum()
 
 
 def make_node_plan(
@@ -146,11 +172,12 @@ def make_node_plan(
   """
   num_nodes, has_centre = trace.num_nodes, _node_events.has_centre(trace)
   averages_gradients = trace.header.get('averages') == 'gradients'
-  made = _node_operations.OperationList(
-    _node_events.list_events(trace, until),
-    num_nodes + has_centre,
-    averages_gradients,
-  )
+  with _without_collector():
+    made = _node_operations.OperationList(
+      _node_events.list_events(trace, until),
+      num_nodes + has_centre,
+      averages_gradients,
+    )
   is_step = np.isin(
     [each.kind for each in made.operations],
     (_node_operations.STEP, _node_operations.GRADIENT),
@@ -187,8 +214,37 @@ def make_node_plan(
     averages_gradients=averages_gradients,
     has_rates=get_rate is not None,
     wire_dtype=trace.header.get('wire_dtype', 'float32'),
+    masses=_find_masses(trace),
     names=names._replace(position=position),
   )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+  """Millions of small objects without cycles: nothing is to be found there."""
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_enabled:
+      gc.enable()
+
+
+def _find_masses(trace: traces.NodeTrace) -> dict[tuple[int, int], float]:
+  """The mass that a node had when a version of its weights was made."""
+  records = trace.records
+  if not records['mass'].any():
+    return {}
+  kinds = (
+    traces.NodeKind.STEP,
+    traces.NodeKind.MIX,
+    traces.NodeKind.RESTART,
+    traces.NodeKind.JOIN,
+  )
+  made = records[np.isin(records['kind'], kinds)]
+  names = zip(made['node'].tolist(), made['version'].tolist(), strict=True)
+  return dict(zip(names, made['mass'].tolist(), strict=True))
 
 
 def count_node_epochs(

@@ -1,5 +1,6 @@
 """A replay of nodes under way: chunk by chunk, to be saved and resumed."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jasgd import gossip
 from jasgd import tasks
 from jasgd import traces
 from jasgd.engine import _memory
@@ -142,16 +144,18 @@ class NodeReplay:
 
     Returns:
       `clock`, `epoch`, `time`, `consensus` (the root of the mean squared
-      distance of the nodes from their mean), the metrics, and those of the
-      centre, if there is one, as `centre_loss` and so on.
+      distance of the nodes from their mean) and the metrics. If there is a
+      centre, also those of the centre, as `centre_loss` and so on, and the
+      means of the nodes' own, as `local_loss` and so on.
     """
     last = max(self.clock - 1, 0)
-    (params, stats), consensus = _describe(self.nodes)
+    nodes = self.nodes
+    params, stats = _average(nodes, self._shares)
     row = {
       'clock': self.clock,
       'epoch': self.clock * self._task.batch / self._task.num_samples,
       'time': float(self.plan.time[last]),
-      'consensus': float(consensus),
+      'consensus': float(_measure_consensus(nodes[0])),
     }
     if self._task.test_data is None:
       return row
@@ -160,6 +164,14 @@ class NodeReplay:
     if self.centre is not None:
       metrics = tasks.evaluate(self._task, *self.centre)
       row |= {f'centre_{name}': float(each) for name, each in metrics.items()}
+      metrics = tasks.evaluate_all(
+        self._task,
+        (
+          jax.tree.map(lambda leaf, node=node: leaf[node], nodes)
+          for node in range(self.plan.num_nodes)
+        ),
+      )
+      row |= {f'local_{name}': each for name, each in metrics.items()}
     return row
 
   # --- Weights, after the steps made so far.
@@ -176,9 +188,8 @@ class NodeReplay:
 
   @property
   def mean(self) -> tuple[Any, Any]:
-    """(params, stats): the mean of all nodes."""
-    mean, _ = _describe(self.nodes)
-    return mean
+    """(params, stats): the mean of all nodes; by their masses, if any."""
+    return _average(self.nodes, self._shares)
 
   @property
   def centre(self) -> tuple[Any, Any] | None:
@@ -197,21 +208,34 @@ class NodeReplay:
     return versions
 
   @property
+  def _shares(self) -> np.ndarray | None:
+    return self.plan.find_shares(self.clock)
+
+  @property
   def _held(self) -> _node_plan.Held:
     return self.plan.locate(self.clock)
 
 
 @jax.jit
-def _describe(nodes: tuple[Any, Any]) -> tuple[tuple[Any, Any], jax.Array]:
-  """The mean of nodes, and how far they are from it."""
+def _average(
+  nodes: tuple[Any, Any], shares: np.ndarray | None
+) -> tuple[Any, Any]:
+  """The mean of nodes, by shares or plain."""
 
   def average(leaf: jax.Array) -> jax.Array:
-    return _node_step.to_dtype(leaf.mean(axis=0), leaf.dtype)
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+      return leaf[0]  # Nobody mixes these.
+    if shares is None:
+      return leaf.mean(axis=0)
+    wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    weighted = jnp.tensordot(jnp.asarray(shares, wide.dtype), wide, axes=1)
+    return weighted.astype(leaf.dtype)
 
-  mean = jax.tree.map(average, nodes)
-  squares = jax.tree.map(
-    lambda leaf, middle: jnp.sum(jnp.square(leaf - middle)), nodes[0], mean[0]
-  )
-  num_nodes = jax.tree.leaves(nodes[0])[0].shape[0]
-  total = sum(leaf.astype(float) for leaf in jax.tree.leaves(squares))
-  return mean, jnp.sqrt(total / num_nodes)
+  return jax.tree.map(average, nodes)
+
+
+@jax.jit
+def _measure_consensus(params: Any) -> jax.Array:
+  """How far nodes are from their plain mean, the nearest to all of them."""
+  measure = functools.partial(gossip.consensus_distance, axis_name='nodes')
+  return jax.vmap(measure, axis_name='nodes')(params)[0]

@@ -44,6 +44,9 @@ class NodeFunctions(NamedTuple):
       the centre by the force, which is like (params, stats).
     move_centre: `((params, stats), parts, weight) -> (params, stats)`. The
       centre moves by the force that is in the parts.
+    gradient: `(params, stats, data, seed, learner, step) -> Gradient`. Nothing
+      is donated. The first half of a step, if all gradients are averaged.
+    update: `(node, (gradient, stats), rate) -> node`. The second half.
   """
 
   start: Callable[..., Node]
@@ -52,6 +55,8 @@ class NodeFunctions(NamedTuple):
   mix: Callable[..., Node]
   pull_centre: Callable[..., tuple[Node, _Weights]]
   move_centre: Callable[..., _Weights]
+  gradient: Callable[..., _gradient.Gradient]
+  update: Callable[..., Node]
 
 
 class NodeWork(NamedTuple):
@@ -59,8 +64,9 @@ class NodeWork(NamedTuple):
 
   Attributes:
     gradient: `(params, stats, data, seed, learner, step) -> Gradient`.
-    update: `(node, gradient, stale_params, rate) -> node`. The node gets the
-      gradient's statistics.
+    update: `(node, gradient, stale_params, rate, params=None) -> node`. The own
+      weights are changed, and the optimizer takes `params` for them, if given.
+      The node gets the gradient's statistics.
     init: `(params) -> opt_state`.
   """
 
@@ -83,9 +89,10 @@ def make_node_functions(
     \text{elastic:} \quad & e = \alpha (x - c), \quad
       x \leftarrow x - e, \quad c \leftarrow c + e
 
-  Statistics that are not trained are mixed like the weights; what the optimizer
-  keeps stays with its node. The force e is rounded as its message will be
-  before the node moves, so that the sum of x and c stays what it was.
+  Statistics that are not trained are mixed like the weights, if they are
+  floats; other numbers, and what the optimizer keeps, stay with their node. The
+  force e is rounded as its message will be before the node moves, so that the
+  sum of x and c stays what it was.
 
   Args:
     task: What is learned.
@@ -130,33 +137,60 @@ def make_node(weights: _Weights, opt_state: optax.OptState) -> Node:
 
 
 def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
-  """`own_weight * own + weight * other`, leaf by leaf, in the own dtypes."""
+  """`own_weight * own + weight * other`, of all floats, in the own dtypes."""
 
   def mix(own: jax.Array, other: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(own.dtype, jnp.inexact):
+      return own
     dtype = jnp.promote_types(own.dtype, jnp.float32)
     mixed = jnp.asarray(own_weight, dtype) * own.astype(dtype)
     mixed += jnp.asarray(weight, dtype) * other.astype(dtype)
-    return to_dtype(mixed, own.dtype)
+    return mixed.astype(own.dtype)
 
   return jax.tree.map(mix, own, other)
 
 
+def add_changes(own: Any, new: Any, old: Any) -> Any:
+  """Does to the own statistics what a minibatch did to those that were read.
+
+  Others may have averaged with the node meanwhile, and that is not to be lost.
+  What is no float is mixed by nobody, and is the new one.
+  """
+
+  def add(own: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(own.dtype, jnp.inexact):
+      return new
+    return own + (new - old)
+
+  return jax.tree.map(add, own, new, old)
+
+
 def measure_force(own: Any, centre: Any, rate: Any) -> Any:
-  """`rate * (own - centre)`, leaf by leaf, in the own dtypes."""
+  """`rate * (own - centre)`, in the own dtypes; of what is no float, 0."""
 
   def measure(own: jax.Array, centre: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(own.dtype, jnp.inexact):
+      return jnp.zeros_like(own)
     dtype = jnp.promote_types(own.dtype, jnp.float32)
     force = own.astype(dtype) - centre.astype(dtype)
-    return to_dtype(jnp.asarray(rate, dtype) * force, own.dtype)
+    return (jnp.asarray(rate, dtype) * force).astype(own.dtype)
 
   return jax.tree.map(measure, own, centre)
 
 
-def to_dtype(numbers: jax.Array, dtype: Any) -> jax.Array:
-  """Rounds to the nearest: two counts of 6 have a mean of 6, and not of 5."""
-  if jnp.issubdtype(dtype, jnp.integer):
-    numbers = jnp.rint(numbers)
-  return numbers.astype(dtype)
+def round_weights(tree: Any, layout: _layout.Layout) -> Any:
+  """Weights, or a force, as they come out of a message of that layout."""
+  leaves = []
+  for leaf, array in zip(
+    layout.leaves, layout.treedef.flatten_up_to(tree), strict=True
+  ):
+    stored = layout.parts[leaf.part].dtype
+    if stored != leaf.dtype:
+      # A compiler may leave out a conversion there and back, but not this.
+      info = jnp.finfo(stored)
+      array = lax.reduce_precision(array, info.nexp, info.nmant)
+    leaves.append(array)
+  return layout.treedef.unflatten(leaves)
 
 
 # The functions are what counts, and not the task: this keeps no data alive.
@@ -170,17 +204,24 @@ def _make_work(
   optimizer = optax.with_extra_args_support(optimizer)
 
   def update(
-    node: Node, result: _gradient.Gradient, stale_params: Any, rate: Any
+    node: Node,
+    result: _gradient.Gradient,
+    stale_params: Any,
+    rate: Any,
+    params: Any = None,
   ) -> Node:
     updates, opt_state = optimizer.update(
-      result.gradient, node.opt_state, node.params, stale_params=stale_params
+      result.gradient,
+      node.opt_state,
+      node.params if params is None else params,
+      stale_params=stale_params,
     )
     if rate is not None:
       updates = jax.tree.map(
         lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
       )
-    params = optax.apply_updates(node.params, updates)
-    return Node(params, result.stats, opt_state)
+    new_params = optax.apply_updates(node.params, updates)
+    return Node(new_params, result.stats, opt_state)
 
   return NodeWork(gradient, update, optimizer.init)
 
@@ -195,23 +236,26 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
     params, stats = jax.tree.map(jnp.array, weights)
     return Node(params, stats, jax.tree.map(jnp.array, work.init(params)))
 
-  def apply_at(
+  def step(
+    node: Node, data: Any, seed: Any, learner: Any, step: Any, rate: Any
+  ) -> tuple[Node, jax.Array]:
+    result = work.gradient(node.params, node.stats, data, seed, learner, step)
+    return work.update(node, result, node.params, rate), result.loss
+
+  def step_at(
     node: Node,
-    weights: _Weights,
+    parts: Any,
     data: Any,
     seed: Any,
     learner: Any,
     step: Any,
     rate: Any,
   ) -> tuple[Node, jax.Array]:
-    result = work.gradient(*weights, data, seed, learner, step)
-    return work.update(node, result, weights[0], rate), result.loss
-
-  def step(node: Node, *where: Any) -> tuple[Node, jax.Array]:
-    return apply_at(node, (node.params, node.stats), *where)
-
-  def step_at(node: Node, parts: Any, *where: Any) -> tuple[Node, jax.Array]:
-    return apply_at(node, whole.split(parts), *where)
+    params, stats = whole.split(parts)
+    result = work.gradient(params, stats, data, seed, learner, step)
+    changed = add_changes(node.stats, result.stats, stats)
+    result = result._replace(stats=changed)
+    return work.update(node, result, params, rate), result.loss
 
   def mix(node: Node, parts: Any, own_weight: Any, weight: Any) -> Node:
     own = (node.params, node.stats)
@@ -220,12 +264,17 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
 
   def pull_centre(node: Node, parts: Any, rate: Any) -> tuple[Node, _Weights]:
     own = (node.params, node.stats)
-    force = _round(measure_force(own, layout.split(parts), rate), layout)
+    force = measure_force(own, layout.split(parts), rate)
+    force = round_weights(force, layout)
     params, stats = mix_weights(own, force, 1.0, -1.0)
     return node._replace(params=params, stats=stats), force
 
   def move_centre(centre: _Weights, parts: Any, weight: Any) -> _Weights:
     return mix_weights(centre, layout.split(parts), 1.0, weight)
+
+  def update(node: Node, mean: tuple[Any, Any], rate: Any) -> Node:
+    result = _gradient.Gradient(*mean, jnp.zeros(()))
+    return work.update(node, result, node.params, rate)
 
   donated = functools.partial(jax.jit, donate_argnums=0)
   return NodeFunctions(
@@ -235,6 +284,8 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
     mix=donated(mix),
     pull_centre=donated(pull_centre),
     move_centre=donated(move_centre),
+    gradient=work.gradient,
+    update=donated(update),
   )
 
 
@@ -244,18 +295,3 @@ def _make_whole_layout(layout: _layout.Layout) -> _layout.Layout:
     jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in layout.leaves
   ]
   return _layout.make_layout(layout.treedef.unflatten(leaves))
-
-
-def _round(tree: Any, layout: _layout.Layout) -> Any:
-  """Rounds leaves to what a layout makes of them."""
-  leaves = []
-  for leaf, array in zip(
-    layout.leaves, layout.treedef.flatten_up_to(tree), strict=True
-  ):
-    stored = layout.parts[leaf.part].dtype
-    if stored != leaf.dtype:
-      # A compiler may leave out a conversion there and back, but not this.
-      info = jnp.finfo(stored)
-      array = lax.reduce_precision(array, info.nexp, info.nmant)
-    leaves.append(array)
-  return layout.treedef.unflatten(leaves)

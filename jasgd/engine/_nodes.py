@@ -20,7 +20,7 @@ class NodesReplayed:
   """What replay of nodes gives.
 
   Attributes:
-    params: The mean of the nodes' weights.
+    params: The mean of the nodes' weights; of push-sum, by their masses.
     stats: The mean of what they keep besides.
     nodes: (params, stats) of all nodes, with a leading axis.
     opt_states: What the nodes' optimizers keep, with a leading axis.
@@ -31,8 +31,8 @@ class NodesReplayed:
     history: An entry for each step: `clock`, `epoch`, `time`, `node`, `loss`.
     evaluations: An entry for each evaluation: `clock`, `epoch`, `time`,
       `consensus` (the root of the mean squared distance of the nodes from their
-      mean), the task's metrics at that mean, and at the centre, if there is
-      one, as `centre_loss` and so on.
+      mean), the task's metrics at that mean, and if there is a centre, those
+      at it and the means of the nodes' own, as `centre_loss`, `local_loss`.
   """
 
   params: Any

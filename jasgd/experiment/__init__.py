@@ -11,6 +11,10 @@ from jasgd.experiment._grid import parse_grid
 from jasgd.experiment._local import run_learner
 from jasgd.experiment._local import run_server
 from jasgd.experiment._modes import train_and_evaluate
+from jasgd.experiment._node_cluster import MEMBER_ROLES
+from jasgd.experiment._node_cluster import run_member
+from jasgd.experiment._node_cluster import serve_member
+from jasgd.experiment._node_cluster import watch_nodes
 from jasgd.experiment._node_local import run_nodes
 from jasgd.experiment._node_running import run_centre
 from jasgd.experiment._node_running import run_group_node
@@ -50,6 +54,7 @@ from jasgd.experiment._verify import Verification
 from jasgd.experiment._verify import verify
 
 __all__ = [
+  'MEMBER_ROLES',
   'STRATEGIES',
   'Compared',
   'DeadlineConfig',
@@ -88,14 +93,17 @@ __all__ = [
   'run_centre',
   'run_group_node',
   'run_learner',
+  'run_member',
   'run_nodes',
   'run_peer',
   'run_server',
   'serve_config',
+  'serve_member',
   'sweep',
   'train',
   'train_and_evaluate',
   'verify',
   'verify_nodes',
+  'watch_nodes',
   'write_csv',
 ]

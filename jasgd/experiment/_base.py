@@ -196,4 +196,10 @@ class RunConfig:
       f'seed must be from 0 to 2^31 - 1, got {self.seed}.': (
         0 <= self.seed < 2**31
       ),
+      'failures are those of virtual time, runtime.mode=simulate; real '
+      f'processes fail by themselves, got {self.failures} with '
+      f'runtime.mode={self.runtime.mode}.': (
+        self.runtime.mode == 'simulate'
+        or self.failures == _parts.FailureConfig()
+      ),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import os
+import threading
 import time
 from typing import Any, Generic, Protocol, TextIO, TypeVar
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jasgd import workdir as workdirs
+from jasgd.experiment import _signals
 
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 
@@ -93,6 +95,10 @@ def run_in_folder(
 
   Returns:
     What is in `result.json`.
+
+  Raises:
+    KeyboardInterrupt: after Ctrl-C or SIGTERM, when the chunk that was under
+      way is saved; after a second one, at once.
   """
   folder = workdirs.open_workdir(workdir, settings)
   if folder.result.exists():
@@ -104,8 +110,9 @@ def run_in_folder(
   writer = workdirs.MetricsWriter(
     folder, resume_at=metrics_position, on_metrics=on_metrics
   )
-  with writer:
-    metrics = _train(run, folder, writer, checkpoint_seconds, stream)
+  stopped = threading.Event()
+  with writer, _signals.take_signals(stopped, is_once=True):
+    metrics = _train(run, folder, writer, checkpoint_seconds, stream, stopped)
   result = {
     'clock': run.replay.clock,
     **metrics,
@@ -121,6 +128,7 @@ def _train(
   writer: workdirs.MetricsWriter,
   checkpoint_seconds: float,
   stream: TextIO | None,
+  stopped: threading.Event,
 ) -> dict[str, Any]:
   """Makes all chunks that are left; gives the last metrics."""
   if run.replay.is_done:  # It was killed after its last checkpoint.
@@ -135,13 +143,16 @@ def _train(
         metrics = run.measure(history)
         writer.write(run.replay.clock, metrics)
         now = time.monotonic()
-        if run.replay.is_done or now - saved_at > checkpoint_seconds:
+        is_ending = run.replay.is_done or stopped.is_set()
+        if is_ending or now - saved_at > checkpoint_seconds:
           writer.flush(sync=True)
           _save(run, folder, writer.position)
           saved_at = now
       progress.update(run.replay.clock, **_choose_shown(metrics))
       if run.replay.is_done:
         return metrics
+      if is_ending:
+        raise KeyboardInterrupt
       history = run.replay.advance()
 
 

@@ -4,19 +4,16 @@ from collections.abc import Callable, Sequence
 import copy
 import dataclasses
 import math
-import multiprocessing
 import os
 import pathlib
 from typing import Any
 
-from jasgd.experiment import _grid
+from jasgd.experiment import _job_sweep
 from jasgd.experiment import _node_training
 from jasgd.experiment import _sweep
 
 STRATEGIES = ('allreduce', 'elastic', 'pairs', 'pull', 'push', 'push_sum')
 _ACCURACY = 'test/accuracy'
-
-OnRow = Callable[[_sweep.Row], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,17 +24,22 @@ class Compared:
     name: Of a strategy, or 'single'.
     num_nodes: How many there were.
     rate: That was best on the validation split.
+    multiple: Of the config's rate, which it is.
     validation: The accuracy there.
     accuracies: On the test set, of each seed.
     difference: Their mean, minus that of the single learner.
+    edge: 'lowest' or 'highest', if it is that of all rates that were tried:
+      beyond it there may be a better one.
   """
 
   name: str
   num_nodes: int
   rate: float
+  multiple: float
   validation: float
   accuracies: tuple[float, ...]
   difference: float
+  edge: str = ''
 
   @property
   def accuracy(self) -> float:
@@ -54,13 +56,13 @@ def compare(
   num_seeds: int = 3,
   validation: float = 0.1,
   num_jobs: int = 1,
-  on_row: OnRow | None = None,
+  on_row: Callable[[_sweep.Row], None] | None = None,
 ) -> list[Compared]:
   """Trains a single learner and nodes with each strategy, for equal epochs.
 
-  Everybody's rate is chosen first: the one with the best accuracy on a part of
-  the training set, which is not trained on then. At that rate each trains on
-  the whole training set, with several seeds.
+  Everybody's rate is chosen first, from multiples of the config's: the one with
+  the best accuracy on a part of the training set, which is not trained on then.
+  At that rate each trains on the whole training set, with several seeds.
 
   Both are sweeps, in the folders `rates` and `seeds`: killed and started again,
   what is done is not done again.
@@ -70,7 +72,7 @@ def compare(
       single learner in the number of nodes.
     workdir: Where the results go.
     strategies: Their names.
-    rates: To choose from.
+    rates: To choose from, as multiples of the config's `optimizer.rate`.
     num_seeds: Counted from the config's own seed.
     validation: The share of the training set to choose on.
     num_jobs: Processes that share the work; with 1, it is done in this one.
@@ -91,9 +93,11 @@ def compare(
   first.task.validation = validation
   names = 'strategy.name,strategy.num_nodes'
   cells = [f'{name}:{count}' for name, count in nodes.values()]
-  rows = _run(
+  # Rounded, for 0.3 times 0.1 is not 0.03.
+  tried = [float(f'{each * config.optimizer.rate:.12g}') for each in rates]
+  rows = _job_sweep.sweep_in_jobs(
     first,
-    f'{names}={",".join(cells)};optimizer.rate={_join(rates)}',
+    f'{names}={",".join(cells)};optimizer.rate={_join(tried)}',
     pathlib.Path(workdir) / 'rates',
     num_jobs,
     on_row,
@@ -105,20 +109,20 @@ def compare(
   for name, row in zip(nodes, best, strict=True):
     if _get_accuracy(row) == -math.inf:
       raise ValueError(
-        f'{name} could not be trained at any of the rates {_join(rates)}'
+        f'{name} could not be trained at any of the rates {_join(tried)}'
         f'{": " + row["error"] if "error" in row else ": all diverged."}'
       )
   chosen = [row['optimizer.rate'] for row in best]
   cells = [f'{cell}:{rate!r}' for cell, rate in zip(cells, chosen, strict=True)]
   seeds = range(config.seed, config.seed + num_seeds)
-  rows = _run(
+  rows = _job_sweep.sweep_in_jobs(
     config,
     f'{names},optimizer.rate={",".join(cells)};seed={_join(seeds)}',
     pathlib.Path(workdir) / 'seeds',
     num_jobs,
     on_row,
   )
-  return _summarize(nodes, best, rows)
+  return _summarize(nodes, best, rows, dict(zip(tried, rates, strict=True)))
 
 
 def format_comparison(compared: Sequence[Compared], bound: float) -> str:
@@ -129,37 +133,45 @@ def format_comparison(compared: Sequence[Compared], bound: float) -> str:
     bound: By how much a strategy may be worse than the single learner.
 
   Returns:
-    Lines of text.
+    Lines of text, with a warning for each rate at an edge of those tried.
 
   Examples:
     >>> from jasgd import experiment
     >>> rows = [
     ...   experiment.Compared(
-    ...     name='single', num_nodes=1, rate=0.01, validation=0.961,
-    ...     accuracies=(0.96, 0.98), difference=0.0),
+    ...     name='single', num_nodes=1, rate=0.005, multiple=0.01,
+    ...     validation=0.961, accuracies=(0.96, 0.98), difference=0.0,
+    ...     edge='lowest'),
     ...   experiment.Compared(
-    ...     name='pull', num_nodes=8, rate=0.1, validation=0.957,
-    ...     accuracies=(0.95, 0.97), difference=-0.01),
+    ...     name='pull', num_nodes=8, rate=0.05, multiple=0.1,
+    ...     validation=0.957, accuracies=(0.95, 0.97), difference=-0.01),
     ... ]
     >>> print(experiment.format_comparison(rows, bound=0.005))
-    strategy   nodes   rate  validation    test  of seeds        difference
-    single         1   0.01      96.10%  97.00%  96.00 to 98.00
-    pull           8    0.1      95.70%  96.00%  95.00 to 97.00   -1.00% below
+    strategy  nodes   rate  x base   valid.    test  of seeds       difference
+    single        1  0.005    0.01   96.10%  97.00%  96.00 to 98.00
+    pull          8   0.05     0.1   95.70%  96.00%  95.00 to 97.00 -1.00% below
+    Warning: 0.005, the best rate of single, is the lowest that was tried.
   """
   lines = [
-    'strategy   nodes   rate  validation    test  of seeds        difference'
+    'strategy  nodes   rate  x base   valid.    test  of seeds       difference'
   ]
   for row in compared:
     lowest, highest = (100 * end(row.accuracies) for end in (min, max))
     line = (
-      f'{row.name:<9}  {row.num_nodes:>5}  {row.rate:>5.3g}  '
-      f'{row.validation:>10.2%}  {row.accuracy:>6.2%}  '
+      f'{row.name:<9} {row.num_nodes:>5}  {row.rate:>5.3g}  '
+      f'{row.multiple:>6.3g}  {row.validation:>7.2%}  {row.accuracy:>6.2%}  '
       f'{lowest:.2f} to {highest:.2f}'
     )
     if row.name != 'single':
       is_within = row.difference >= -bound
-      line += f'{row.difference:>+9.2%} {"within" if is_within else "below"}'
+      line += f'{row.difference:>+7.2%} {"within" if is_within else "below"}'
     lines.append(line)
+  lines += [
+    f'Warning: {row.rate:.3g}, the best rate of {row.name}, is the {row.edge} '
+    'that was tried.'
+    for row in compared
+    if row.edge
+  ]
   return '\n'.join(lines)
 
 
@@ -167,6 +179,7 @@ def _summarize(
   nodes: dict[str, tuple[str, int]],
   best: list[_sweep.Row],
   rows: list[_sweep.Row],
+  multiples: dict[float, float],
 ) -> list[Compared]:
   """One entry for each contender; the first is the single learner."""
   num_seeds = len(rows) // len(nodes)
@@ -176,11 +189,14 @@ def _summarize(
     # A run that diverged has learned nothing that counts.
     accuracies = tuple(max(_get_accuracy(row), 0.0) for row in part)
     single = compared[0].accuracy if compared else sum(accuracies) / num_seeds
+    rate = best[index]['optimizer.rate']
     compared.append(
       Compared(
         name=name,
         num_nodes=num_nodes,
-        rate=best[index]['optimizer.rate'],
+        rate=rate,
+        multiple=multiples[rate],
+        edge=_find_edge(rate, list(multiples)),
         validation=_get_accuracy(best[index]),
         accuracies=accuracies,
         difference=sum(accuracies) / num_seeds - single,
@@ -189,63 +205,11 @@ def _summarize(
   return compared
 
 
-def _run(
-  config: _node_training.NodeTrainingConfig,
-  grid: str,
-  folder: pathlib.Path,
-  num_jobs: int,
-  on_row: OnRow | None,
-) -> list[_sweep.Row]:
-  """The rows of all cells of a grid."""
-  cells = _grid.list_cells(config, _grid.parse_grid(grid))
-  num_left = len(cells) - len(_sweep.read_rows(folder, cells))
-  if num_jobs == 1 or num_left <= 1:
-    _sweep.sweep(config, grid, folder, on_row=on_row)
-  else:
-    _run_processes(min(num_jobs, num_left), (config, grid, folder, on_row))
-  rows = _sweep.read_rows(folder, cells)
-  if len(rows) < len(cells):
-    raise ValueError(
-      f'{len(cells) - len(rows)} of {len(cells)} runs in {str(folder)!r} are '
-      'with other processes, or ended early: start again when they are done.'
-    )
-  return rows
-
-
-def _run_processes(num_jobs: int, arguments: tuple[Any, ...]) -> None:
-  """Sweeps in several processes, until all of them have ended."""
-  # Not forked: jax has threads. Each has its share of the cores.
-  context = multiprocessing.get_context('spawn')
-  kept = os.environ.get('NPROC')
-  os.environ['NPROC'] = str(max(1, (os.cpu_count() or 1) // num_jobs))
-  jobs = [
-    context.Process(target=_sweep_job, args=arguments) for _ in range(num_jobs)
-  ]
-  try:
-    for job in jobs:
-      job.start()
-  finally:
-    if kept is None:
-      del os.environ['NPROC']
-    else:
-      os.environ['NPROC'] = kept
-  try:
-    for job in jobs:
-      job.join()
-  finally:  # On Ctrl-C nobody stays behind.
-    for job in jobs:
-      job.terminate()
-      job.join()
-
-
-def _sweep_job(
-  config: _node_training.NodeTrainingConfig,
-  grid: str,
-  folder: pathlib.Path,
-  on_row: OnRow | None,
-) -> None:
-  """What one of several processes does."""
-  _sweep.sweep(config, grid, folder, on_row=on_row)
+def _find_edge(rate: float, rates: list[float]) -> str:
+  """Whether it is the lowest or highest; of two rates, one always is."""
+  if len(rates) < 3 or min(rates) < rate < max(rates):
+    return ''
+  return 'lowest' if rate == min(rates) else 'highest'
 
 
 def _get_accuracy(row: _sweep.Row) -> float:
@@ -272,8 +236,8 @@ def _check(
     f'{list(strategies)}.': (
       0 < len(strategies) == len({*strategies} & {*STRATEGIES})
     ),
-    f'rates must be some numbers above 0, got {list(rates)}.': (
-      len(rates) > 0 and all(rate > 0 for rate in rates)
+    f'rates must be different numbers above 0, got {list(rates)}.': (
+      0 < len(rates) == len({*rates}) and all(rate > 0 for rate in rates)
     ),
     f'num_seeds must be at least 1, got {num_seeds}.': num_seeds >= 1,
     f'num_jobs must be at least 1, got {num_jobs}.': num_jobs >= 1,

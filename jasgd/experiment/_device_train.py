@@ -24,8 +24,9 @@ def run_on_devices(
 ) -> dict[str, Any]:
   """Trains on devices; see `train_and_evaluate`, which calls it.
 
-  There is a node on each device of this process; if it has but one device, all
-  nodes are on that. Nobody is ahead of anybody, so there is no trace.
+  There is a node on each device of this process; if it has too few, all nodes
+  are on the first: see `runtime.runner`. Nobody is ahead of anybody, so there
+  is no trace.
   """
   config.validate()
   settings = dataclasses.asdict(config)
@@ -132,8 +133,7 @@ class DeviceRun(_chunks.Run[DeviceSteps]):
       self._task,
       config.make_optimizer(),
       config.make_strategy(),
-      num_nodes=self._num_nodes,
-      runner='vmap' if jax.local_device_count() == 1 else 'pmap',
+      **config.choose_devices(),
       seed=config.seed,
       get_rate=self._get_rate,
       init=init,
@@ -171,8 +171,19 @@ class DeviceRun(_chunks.Run[DeviceSteps]):
     groups = {'test': self.weights}
     if state.arrays.centre is not None:
       groups['centre'] = self._program.centre(state)
+    if self._task.test_data is None:
+      return metrics
     for group, weights in groups.items():
-      if self._task.test_data is not None:
-        found = tasks.evaluate(self._task, *weights)
-        metrics |= {f'{group}/{name}': float(v) for name, v in found.items()}
+      found = tasks.evaluate(self._task, *weights)
+      metrics |= {f'{group}/{name}': float(v) for name, v in found.items()}
+    if 'centre' in groups:
+      nodes = self._program.fetch(state).node
+      found = tasks.evaluate_all(
+        self._task,
+        (
+          jax.tree.map(lambda leaf, row=row: leaf[row], nodes[:2])
+          for row in range(self._num_nodes)
+        ),
+      )
+      metrics |= {f'local/{name}': value for name, value in found.items()}
     return metrics

@@ -1,10 +1,9 @@
 """A run of nodes in real processes of this machine, from its config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import os
-import time
 from typing import Any, TextIO
 
 from jasgd import gossip
@@ -12,12 +11,14 @@ from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.experiment import _chunks
-from jasgd.experiment import _node_group
 from jasgd.experiment import _node_running
 from jasgd.experiment import _node_supervisor
 from jasgd.experiment import _node_training
 from jasgd.experiment import _node_watch
 from jasgd.experiment import _supervisor
+
+# A function that starts a process, by the number of its node.
+Starts = Mapping[int, Callable[[], _supervisor.Member]]
 
 
 def run_nodes(
@@ -47,114 +48,126 @@ def run_nodes(
   """
   config.validate()
   folder = workdirs.open_workdir(workdir, dataclasses.asdict(config))
+  return supervise(
+    config,
+    folder,
+    _node_running.make_registry(config, folder),
+    _make_starts(config, folder),
+    is_owner=True,
+    stream=stream,
+    on_metrics=on_metrics,
+  )
+
+
+def supervise(
+  config: _node_training.NodeTrainingConfig,
+  folder: workdirs.Workdir,
+  registry: runtime.Registry,
+  starts: Starts,
+  *,
+  is_owner: bool,
+  stream: TextIO | None,
+  on_metrics: _chunks.OnMetrics | None,
+) -> dict[str, Any]:
+  """Watches over nodes, as the only one in this folder, to the end.
+
+  Args:
+    config: Of the run.
+    folder: Of the run.
+    registry: Where the nodes are.
+    starts: Functions that start them.
+    is_owner: Whether they are this process's own, to be ended with it.
+    stream: As in `run_nodes`.
+    on_metrics: As in `run_nodes`.
+
+  Returns:
+    As of `run_nodes`.
+  """
   if folder.result.exists():
     return workdirs.read_json(folder.result)
   with workdirs.hold_workdir(folder, 'launcher'):
+    if is_owner:
+      for member in starts:  # It knows no longer where one was that is gone.
+        runtime.find_folder(folder, member).server.unlink(missing_ok=True)
     position = 0
     if folder.metrics.exists():
       position = folder.metrics.stat().st_size
     with workdirs.MetricsWriter(
       folder, resume_at=position, on_metrics=on_metrics
     ) as writer:
-      ended = _supervise(config, folder, writer, stream)
+      settings = _node_running.make_node_settings(config)
+      per_epoch = settings.task.num_samples / settings.task.batch
+      ended = _node_supervisor.NodeSupervisor(
+        _node_watch.NodeWatch(settings, starts, registry),
+        starts,
+        folder,
+        writer,
+        num_steps=settings.num_steps * settings.num_nodes,
+        eval_every=config.runtime.eval_every or max(1, round(per_epoch)),
+        steps_per_epoch=per_epoch,
+        get_rate=config.make_schedule(),
+        deadlines=settings.deadlines,
+        is_group=isinstance(settings.strategy, gossip.AllReduce),
+        is_owner=is_owner,
+        stream=stream,
+      ).run()
+      if is_owner and any(folder.trace.glob('node-*')):
+        ended |= _read_end(folder, ended)
+      if is_owner and not ended['is_interrupted']:
+        mean, metrics = _describe_checkpoints(settings, folder, ended)
+        ended |= {
+          'mean': mean,
+          'metrics': ended['metrics'] | metrics,
+          'unwritten_at': ended['clock'],  # Also if it was evaluated before.
+        }
+      if ended['unwritten_at'] is not None:
+        writer.write(ended['unwritten_at'], ended['metrics'])
     return _finish(folder, ended)
 
 
-def _supervise(
-  config: _node_training.NodeTrainingConfig,
-  folder: workdirs.Workdir,
-  writer: workdirs.MetricsWriter,
-  stream: TextIO | None,
-) -> dict[str, Any]:
-  """Runs the processes, as the only one in this folder."""
-  settings = _node_running.make_node_settings(config)
+def list_expected(config: _node_training.NodeTrainingConfig) -> list[int]:
+  """The members of a run: nodes, and `traces.CENTRE` if there is one."""
   members = list(range(config.strategy.num_nodes))
-  if isinstance(settings.strategy, gossip.Elastic):
+  if config.strategy.name == 'elastic':
     members.append(traces.CENTRE)
-  for member in members:  # It knows no longer where one was that is gone.
-    runtime.find_folder(folder, member).server.unlink(missing_ok=True)
-  steps_per_epoch = settings.task.num_samples / settings.task.batch
-  return _node_supervisor.NodeSupervisor(
-    _node_watch.NodeWatch(
-      settings.task,
-      settings.make_layout(),
-      {
-        member: runtime.connect_member(
-          folder,
-          member,
-          wire=config.runtime.wire,
-          tls=config.server.make_tls(),
-        )
-        for member in members
-      },
-    ),
-    _make_starts(config, folder, members),
-    folder,
-    writer,
-    num_steps=settings.num_steps * settings.num_nodes,
-    eval_every=config.runtime.eval_every or max(1, round(steps_per_epoch)),
-    steps_per_epoch=steps_per_epoch,
-    get_rate=config.make_schedule(),
-    silence=settings.deadlines.silence,
-    is_group=isinstance(settings.strategy, gossip.AllReduce),
-    stream=stream,
-  ).run()
+  return members
 
 
 def _make_starts(
-  config: _node_training.NodeTrainingConfig,
-  folder: workdirs.Workdir,
-  members: list[int],
-) -> dict[int, Callable[[], _supervisor.Member]]:
+  config: _node_training.NodeTrainingConfig, folder: workdirs.Workdir
+) -> Starts:
   """Functions that start the processes."""
-  described = dataclasses.asdict(config)
-  header = _find_header(config, folder)
+  header = _node_running.find_header(config, folder)
   job = {
-    'config': described,
+    'config': dataclasses.asdict(config),
     'workdir': os.fspath(folder),
     'origin': header['began_at'],
     'header': header,
   }
-  jobs = dict.fromkeys(members, job)
   target = 'run_peer'
-  if isinstance(config.make_strategy(), gossip.AllReduce):
-    jobs = _node_group.make_jobs(config, folder, job)
+  if config.strategy.name == 'allreduce':
+    job['coordinator'] = f'127.0.0.1:{runtime.find_free_port()}'
     target = 'run_group_node'
   starts: dict[int, Callable[[], _supervisor.Member]] = {}
-  for member, own_job in jobs.items():
+  for member in list_expected(config):
     is_node = member >= 0
     name = f'node-{member}' if is_node else 'centre'
     starts[member] = functools.partial(
       runtime.Child,
       name,
       f'jasgd.experiment:{target if is_node else "run_centre"}',
-      {**own_job, 'node': member} if is_node else own_job,
+      {**job, 'node': member} if is_node else job,
       num_threads=config.processes.num_threads,
       log=folder.logs / f'{name}.log',
     )
   return starts
 
 
-def _find_header(
-  config: _node_training.NodeTrainingConfig, folder: workdirs.Workdir
-) -> dict[str, Any]:
-  """What ran, and on what: as it was when the run began."""
-  if not folder.provenance.exists():
-    header = workdirs.describe_run(dataclasses.asdict(config), config.seed)
-    # Of the processes, not of this one: bits depend on it.
-    header['num_threads'] = config.processes.num_threads
-    header['began_at'] = time.time()
-    workdirs.write_json(folder.provenance, header)
-  return workdirs.read_json(folder.provenance)
-
-
 def _finish(folder: workdirs.Workdir, ended: dict[str, Any]) -> dict[str, Any]:
   """What is to be known of a run; written down if it is over."""
-  summary = traces.summarize_nodes(traces.NodeTrace.load(folder.trace))
   result = {
     'clock': ended['clock'],
     **ended['metrics'],
-    **_measure_losses(ended['metrics'], summary),
     'lost_nodes': ended['lost'],
     'is_interrupted': ended['is_interrupted'],
     'is_diverged': ended['is_diverged'],
@@ -169,10 +182,45 @@ def _finish(folder: workdirs.Workdir, ended: dict[str, Any]) -> dict[str, Any]:
   return result
 
 
-def _measure_losses(
-  metrics: dict[str, Any], summary: traces.NodeSummary
-) -> dict[str, float]:
-  """What was lost, now that all have ended."""
-  if 'gossip/mass_lost' not in metrics:
-    return {}
-  return {'gossip/mass_lost': summary.lost_mass}
+def _describe_checkpoints(
+  settings: runtime.NodeSettings,
+  folder: workdirs.Workdir,
+  ended: dict[str, Any],
+) -> tuple[Any, dict[str, float]]:
+  """The mean of what nodes had in the end, as it is and not as it travels.
+
+  Returns:
+    The mean and metrics of it; if somebody has not saved anything, the mean of
+    what was last heard, and no metrics.
+  """
+  weights, masses = {}, {}
+  for member in runtime.list_members(folder):
+    own = runtime.find_folder(folder, member)
+    position = workdirs.read_position(own)
+    if member not in ended['lost'] and position is not None:
+      weights[member] = workdirs.load_weights(own)
+      masses[member] = position['mass']
+  centre = weights.pop(traces.CENTRE, None)
+  if len(weights) < settings.num_nodes - len(ended['lost']):
+    return ended['mean'], {}
+  return _node_watch.describe_nodes(
+    settings.task,
+    list(weights.values()),
+    [masses[node] for node in weights],
+    centre,
+  )
+
+
+def _read_end(
+  folder: workdirs.Workdir, ended: dict[str, Any]
+) -> dict[str, Any]:
+  """Steps and losses, now that all have ended: more than was heard of them."""
+  trace = traces.NodeTrace.load(folder.trace, allow_truncated=True)
+  own = [trace.of_node(node)['step'] for node in range(trace.num_nodes)]
+  found: dict[str, Any] = {
+    'clock': sum(int(steps[-1]) for steps in own if len(steps))
+  }
+  if 'gossip/mass_lost' in ended['metrics']:
+    lost = traces.summarize_nodes(trace).lost_mass
+    found['metrics'] = {**ended['metrics'], 'gossip/mass_lost': lost}
+  return found

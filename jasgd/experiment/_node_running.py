@@ -1,10 +1,10 @@
 """What the processes of a run of nodes do, from its config."""
 
-import functools
+import dataclasses
 import threading
+import time
 from typing import Any
 
-from jasgd import gossip
 from jasgd import runtime
 from jasgd import workdir as workdirs
 from jasgd.experiment import _node_training
@@ -60,7 +60,6 @@ def run_peer(
   origin: float,
   header: dict[str, Any],
   stopped: threading.Event,
-  waits: bool = True,
 ) -> None:
   """What a node's process does.
 
@@ -71,25 +70,15 @@ def run_peer(
     origin: The time of day at which the run began.
     header: Of its trace.
     stopped: Set, it ends the node in good order.
-    waits: Whether it waits for that when all is done.
   """
   parsed = _read(config)
   run = workdirs.Workdir(workdir)
-  settings = make_node_settings(parsed, origin=origin, header=header)
   runtime.Peer(
-    settings,
+    make_node_settings(parsed, origin=origin, header=header),
     run,
     node,
-    functools.partial(
-      runtime.find_others,
-      run,
-      node,
-      is_elastic=isinstance(settings.strategy, gossip.Elastic),
-      wire=parsed.runtime.wire,
-      tls=parsed.server.make_tls(),
-    ),
-    _make_place(parsed),
-    waits=waits,
+    make_registry(parsed, run),
+    make_place(parsed),
     stopped=stopped,
   ).run()
 
@@ -104,10 +93,12 @@ def run_centre(
 ) -> None:
   """What the centre's process does; arguments as of `run_peer`."""
   parsed = _read(config)
+  run = workdirs.Workdir(workdir)
   runtime.Centre(
     make_node_settings(parsed, origin=origin, header=header),
-    workdirs.Workdir(workdir),
-    _make_place(parsed),
+    run,
+    make_registry(parsed, run),
+    make_place(parsed),
     stopped=stopped,
   ).run()
 
@@ -120,9 +111,6 @@ def run_group_node(
   origin: float,
   header: dict[str, Any],
   coordinator: str,
-  resume_at: int | None,
-  first_number: int,
-  save_every: int,
   stopped: threading.Event,
 ) -> None:
   """What a node's process does in an all-reduce.
@@ -134,23 +122,98 @@ def run_group_node(
     origin: The time of day at which the run began.
     header: Of its trace.
     coordinator: Where all processes meet.
-    resume_at: The checkpoint to go on from, if any.
-    first_number: Of the next all-reduce.
-    save_every: Steps between checkpoints.
     stopped: Set, it asks all to end in good order.
   """
   parsed = _read(config)
-  runtime.join_group(coordinator, parsed.strategy.num_nodes, node)
+  run = workdirs.Workdir(workdir)
+  join_group(parsed, coordinator, node, stopped)
   runtime.GroupNode(
     make_node_settings(parsed, origin=origin, header=header),
-    workdirs.Workdir(workdir),
+    run,
     node,
-    _make_place(parsed),
-    resume_at=resume_at,
-    first_number=first_number,
-    save_every=save_every,
+    make_registry(parsed, run),
+    make_place(parsed),
     stopped=stopped,
   ).run()
+
+
+def join_group(
+  config: _node_training.NodeTrainingConfig,
+  coordinator: str,
+  node: int,
+  stopped: threading.Event,
+) -> None:
+  """Makes this process one of an all-reduce; before anything is computed.
+
+  Args:
+    config: Of the run.
+    coordinator: 'HOST:PORT', where node 0 listens.
+    node: Which one this is.
+    stopped: Set, it does not wait for the others any longer.
+  """
+  runtime.join_group(
+    coordinator,
+    config.strategy.num_nodes,
+    node,
+    config.deadlines.make(),
+    stopped,
+  )
+
+
+def make_registry(
+  config: _node_training.NodeTrainingConfig,
+  run: workdirs.Workdir,
+  peers: tuple[str, ...] = (),
+) -> runtime.Registry:
+  """Where the nodes of a run are.
+
+  Args:
+    config: Of the run.
+    run: Its folder.
+    peers: Addresses of nodes that do not see it.
+
+  Returns:
+    What is known.
+  """
+  return runtime.Registry(
+    run, peers, wire=config.runtime.wire, tls=config.server.make_tls()
+  )
+
+
+def find_header(
+  config: _node_training.NodeTrainingConfig,
+  folder: workdirs.Workdir,
+  began_at: float | None = None,
+) -> dict[str, Any]:
+  """What ran, and on what: as it was when the run began.
+
+  Args:
+    config: Of the run.
+    folder: Of the run, where it is kept. Several processes may ask at once.
+    began_at: The time of day at which it began elsewhere; None: it begins here.
+
+  Returns:
+    The header of traces.
+
+  Raises:
+    WorkdirError: if another process holds it back for too long.
+  """
+  if not folder.provenance.exists():
+    # Before the lock: the processes of a group find devices together.
+    header = workdirs.describe_run(dataclasses.asdict(config), config.seed)
+    # Of the processes, not of this one: bits depend on it.
+    header['num_threads'] = config.processes.num_threads
+    header['began_at'] = time.time() if began_at is None else began_at
+    path, patience = folder.root / 'header.lock', config.deadlines.start
+    with workdirs.lock_file(path, patience=patience) as is_mine:
+      if not is_mine:
+        raise workdirs.WorkdirError(
+          f'Another process has held {str(path)!r} for {patience:g} s, and has '
+          'not written what runs here: end it first.'
+        )
+      if not folder.provenance.exists():
+        workdirs.write_json(folder.provenance, header)
+  return workdirs.read_json(folder.provenance)
 
 
 def _read(config: dict[str, Any]) -> _node_training.NodeTrainingConfig:
@@ -159,10 +222,22 @@ def _read(config: dict[str, Any]) -> _node_training.NodeTrainingConfig:
   return parsed
 
 
-def _make_place(config: _node_training.NodeTrainingConfig) -> runtime.Place:
-  """Where a node listens: the port is any, as there are several nodes."""
+def make_place(
+  config: _node_training.NodeTrainingConfig, host: str = '', port: int = 0
+) -> runtime.Place:
+  """Where a node listens.
+
+  Args:
+    config: Of the run.
+    host: An address of this machine; '': the config's.
+    port: 0: any that is free, as there may be several nodes here.
+
+  Returns:
+    The place.
+  """
   return runtime.Place(
-    host=config.server.host,
+    host=host or config.server.host,
+    port=port,
     wires=_WIRES[config.runtime.wire],
     tls=config.server.make_tls(),
   )

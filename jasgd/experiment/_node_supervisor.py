@@ -1,17 +1,16 @@
 """Watches over the processes of nodes: shows them, evaluates, ends them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import logging
-import signal
 import threading
 import time
 from typing import Any, TextIO
 
-import numpy as np
-
+from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
-from jasgd.experiment import _node_train
+from jasgd.experiment import _node_losses
+from jasgd.experiment import _node_metrics
 from jasgd.experiment import _node_watch
 from jasgd.experiment import _signals
 from jasgd.experiment import _supervisor
@@ -24,6 +23,10 @@ _INTERVAL = 0.2
 _END_TIMEOUT = 30.0
 # How often a centre is started again that nobody could reach since.
 _MAX_RESTARTS = 3
+_HOW_TO_GO_ON = (
+  'Once that is mended, the same command goes on from the last checkpoints, or '
+  'from the start if there are none.'
+)
 
 
 class NodeSupervisor:
@@ -38,16 +41,17 @@ class NodeSupervisor:
     eval_every: Steps of all nodes between evaluations.
     steps_per_epoch: Of all nodes.
     get_rate: The rate at some epochs.
-    silence: Seconds after which a node that does not answer counts as lost;
-      until it answers again.
+    deadlines: A node that says nothing for `silence`, or never comes within
+      `first_step`, counts as lost until it answers.
     is_group: Whether nobody can go on without the others.
+    is_owner: Whether the processes are to end with this one.
     stream: Where the progress goes; standard error if None.
   """
 
   def __init__(
     self,
     watch: _node_watch.NodeWatch,
-    starts: dict[int, Callable[[], _supervisor.Member]],
+    starts: Mapping[int, Callable[[], _supervisor.Member]],
     folder: workdirs.Workdir,
     writer: workdirs.MetricsWriter,
     *,
@@ -55,8 +59,9 @@ class NodeSupervisor:
     eval_every: int,
     steps_per_epoch: float,
     get_rate: Callable[[float], float],
-    silence: float,
+    deadlines: runtime.Deadlines,
     is_group: bool = False,
+    is_owner: bool = True,
     stream: TextIO | None = None,
   ) -> None:
     self._watch = watch
@@ -71,12 +76,16 @@ class NodeSupervisor:
     self._members: dict[int, _supervisor.Member] = {}
     self._status: dict[int, dict[str, Any]] = {}
     self._lost: set[int] = set()
-    self._heard_at: dict[int, float] = {}
-    self._silence = silence
+    # Of those who are silent: since when, as far as anybody asked them.
+    self._silent_since: dict[int, float] = {}
+    self._deadlines = deadlines
     self._is_group = is_group
+    self._is_owner = is_owner
     self._num_restarts = 0
+    self._meter = _node_metrics.NodeMeter(folder)
     self._last_metrics: dict[str, float] = {}
     self._evaluated_at = -1
+    self._unwritten_at: int | None = None
     self._mean: Any = None
     self._stop_signal = threading.Event()
 
@@ -84,7 +93,8 @@ class NodeSupervisor:
     """Runs until all nodes have made their steps, or Ctrl-C or SIGTERM.
 
     Returns:
-      How it ended: `clock`, `mean`, `metrics`, `lost`, `is_interrupted`,
+      How it ended: `clock`, `mean`, `metrics`, `unwritten_at` (the clock of
+      these, if they are yet to be written down), `lost`, `is_interrupted`,
       `is_diverged`.
 
     Raises:
@@ -104,14 +114,15 @@ class NodeSupervisor:
           unit='steps',
         ) as line:
           self._look_on(line)
-          self._evaluate()
+          self._evaluate(is_last=True)
           self._show(line)
-        for member in self._alive:
-          self._watch.stop(member)
+        if self._is_owner or not self._stop_signal.is_set():
+          self._stop_all()
         return {
           'clock': self._clock,
           'mean': self._mean,
           'metrics': self._last_metrics,
+          'unwritten_at': self._unwritten_at,
           'lost': sorted(self._lost),
           'is_interrupted': self._stop_signal.is_set(),
           'is_diverged': self._is_diverged,
@@ -141,129 +152,169 @@ class NodeSupervisor:
   # --- Watching.
 
   def _have_begun(self) -> bool:
+    """Whether there are steps: the first nodes may not wait for all others."""
     self._look()
+    return any(
+      status['has_begun'] for node, status in self._status.items() if node >= 0
+    )
+
+  @property
+  def _are_done(self) -> bool:
+    """Whether all nodes have made their steps, but for those who are lost."""
     statuses = [self._status.get(node) for node in self._alive if node >= 0]
-    return all(status and status['has_begun'] for status in statuses)
+    return all(status and status['is_done'] for status in statuses)
 
   def _look_on(self, line: workdirs.Progress) -> None:
     """Looks at the nodes until all are done."""
     while not self._stop_signal.wait(_INTERVAL):
       self._look()
+      if self._is_diverged or self._are_done:
+        return
       if self._clock // self._eval_every > max(
         0, self._evaluated_at // self._eval_every
       ):
         self._evaluate()
       self._show(line)
-      if self._is_diverged or all(
-        self._status[node]['is_done'] for node in self._alive if node >= 0
-      ):
-        return
 
   def _look(self) -> None:
     """Takes in how everybody stands."""
+    self._watch.look_around()
+    if not self._status and not self._is_owner:
+      self._silent_since.clear()  # Others may take their time to start them.
     for member, process in list(self._members.items()):
-      heard_at = self._heard_at.setdefault(member, time.monotonic())
-      status = None
-      if process.code is None:
-        status = self._watch.ask(member)
+      asked_at = time.monotonic()
+      status = self._watch.ask(member) if process.code is None else None
       if status is not None:
-        self._status[member] = status
-        self._heard_at[member] = time.monotonic()
-        if member in self._lost:
-          self._lost.discard(member)
-          _log.warning('%s is back.', process.name)
+        self._hear(member, status)
       elif member in self._lost:
         continue
       elif process.code is not None:
         self._lose(member, process)
-      elif (
-        member in self._status and time.monotonic() - heard_at > self._silence
-      ):
-        if self._is_group:
-          self._end_group(
-            f'{process.name} has said nothing for {self._silence:g} s'
-          )
-        self._lost.add(member)
-        _log.warning(
-          '%s has said nothing for %g s.', process.name, self._silence
-        )
+      else:
+        self._mind_silence(member, process, asked_at)
     if not [node for node in self._alive if node >= 0]:
+      said = self._members[self._nodes[-1]].read_log() or 'nothing.'
       raise _supervisor.RunError(
-        'All nodes are gone. The last one said:\n'
-        f'{self._members[self._nodes[-1]].read_log()}\n'
-        'Once that is mended, the same command goes on from the last '
-        'checkpoints.'
+        f'All nodes are gone. The last one said:\n{said}\n{_HOW_TO_GO_ON}'
       )
+
+  def _hear(self, member: int, status: dict[str, Any]) -> None:
+    """Takes in how somebody stands who answers."""
+    self._status[member] = status
+    self._silent_since.pop(member, None)
+    if member == traces.CENTRE:
+      self._num_restarts = 0
+    if member in self._lost:
+      self._lost.discard(member)
+      _log.warning('%s is back.', self._members[member].name)
+
+  def _mind_silence(
+    self, member: int, process: _supervisor.Member, asked_at: float
+  ) -> None:
+    """Gives somebody up who has not answered for too long.
+
+    That counts from the first question without an answer: while nodes are
+    evaluated, nobody asks them.
+    """
+    deadlines = self._deadlines
+    is_known = member in self._status
+    patience = deadlines.silence if is_known else deadlines.first_step
+    since = self._silent_since.setdefault(member, asked_at)
+    if time.monotonic() - since <= patience:
+      return
+    reason = f'{process.name} has said nothing for {patience:g} s'
+    if self._is_group and self._is_owner:
+      self._end_group(reason)
+    if self._is_group:
+      self._leave_group(patience)
+    if member == traces.CENTRE and self._is_owner:
+      self._restart_centre(process, reason)
+      return
+    self._lost.add(member)
+    _log.warning('%s.', reason)
 
   def _lose(self, member: int, process: _supervisor.Member) -> None:
     """A node that died is left behind; a centre is started again."""
     if self._is_group:
-      dead = [each for each in self._members.values() if each.code is not None]
-      # Those who were not killed have ended for want of the one who was.
-      first = min(dead, key=lambda each: each.code != -signal.SIGKILL)
-      said = (
-        '' if first.code == -signal.SIGKILL else f', said {first.read_log()}'
-      )
-      self._end_group(f'{first.name} was lost (exit code {first.code}{said})')
+      first = _node_losses.find_first_lost(self._members.values())
+      # If it has ended in good order, so do the others.
+      patience = 0.0 if first.code else _END_TIMEOUT
+      self._end_group(_node_losses.describe_loss(first), patience)
     if member >= 0:
       self._lost.add(member)
-      _log.warning(
-        '%s was lost (exit code %s). %s',
-        process.name,
-        process.code,
-        process.read_log(),
-      )
+      _log.warning('%s.', _node_losses.describe_loss(process))
       return
-    self._num_restarts += 1
-    # What ended by itself would do so again; what was killed would not.
-    if self._num_restarts > _MAX_RESTARTS or (process.code or 0) >= 0:
-      raise _supervisor.RunError(
-        f'The centre ended with exit code {process.code}, and said:\n'
-        f'{process.read_log()}'
-      )
-    _log.warning('The centre was lost: it is started again.')
-    process.end(0.0)  # It has; what it was given is closed.
-    self._members[member] = self._starts[member]()
+    code = process.code
+    self._restart_centre(process, f'The centre was lost (exit code {code})')
 
-  def _end_group(self, reason: str) -> None:
-    """Ends an all-reduce, which cannot go on.
+  def _restart_centre(self, process: _supervisor.Member, reason: str) -> None:
+    """Starts a centre again that is dead, or silent.
 
     Raises:
-      RunError: always.
+      RunError: if that is no use.
     """
-    for process in self._members.values():
-      process.end(0.0)  # They wait for somebody who does not come.
-    raise _supervisor.RunError(
-      f'{reason}, and an all-reduce cannot go on without it: all processes '
-      f'were stopped, at step {self._clock // len(self._nodes)} of each. The '
-      'same command goes on from the last checkpoint that all of them have. '
-      'Gossip (strategy.name=pull) would have gone on without it.'
+    self._num_restarts += 1
+    # What ended by itself would do so again; what was killed would not.
+    has_ended = process.code is not None and process.code >= 0
+    if self._num_restarts > _MAX_RESTARTS or has_ended:
+      raise _supervisor.RunError(
+        f'{reason}. The last that it said:\n'
+        f'{process.read_log() or "nothing."}\n{_HOW_TO_GO_ON}'
+      )
+    _log.warning('%s: it is started again.', reason)
+    process.end(0.0)  # If it has, what it was given is closed.
+    self._members[traces.CENTRE] = self._starts[traces.CENTRE]()
+    for known in (self._status, self._silent_since):  # Of the one before.
+      known.pop(traces.CENTRE, None)
+
+  def _end_group(self, reason: str, patience: float = 0.0) -> None:
+    """Ends an all-reduce, which cannot go on: a RunError."""
+    _node_losses.end_group(
+      self._members,
+      self._folder,
+      reason,
+      step=self._clock // len(self._nodes),
+      patience=patience,
     )
 
-  def _evaluate(self) -> None:
-    """Evaluates the mean, and writes the metrics down."""
-    clock = self._clock
-    mean, metrics = self._watch.evaluate(self._alive)
-    if mean is None or clock <= self._evaluated_at:
+  def _leave_group(self, patience: float) -> None:
+    """Gives up on an all-reduce of others' processes: a RunError."""
+    now = time.monotonic()
+    _node_losses.leave_group(
+      {member: process.name for member, process in self._members.items()},
+      self._status,
+      {member: now - since for member, since in self._silent_since.items()},
+      patience,
+    )
+
+  def _evaluate(self, *, is_last: bool = False) -> None:
+    """Evaluates the mean, and writes the metrics down, but for the last."""
+    # Before that takes its time.
+    measured = {}
+    if self._clock:
+      measured = self._meter.measure(self._status, self._lost)
+    found = self._watch.evaluate(self._alive)
+    if found is None:
       return
-    self._mean, self._evaluated_at = mean, clock
-    trace = traces.NodeTrace.load(self._folder.trace, allow_truncated=True)
-    now = trace.duration
-    since = self._last_metrics.get('time', 0.0)
-    losses = [
-      self._status[node]['loss']
-      for node in self._alive
-      if node >= 0 and self._status[node]['loss'] is not None
-    ]
+    # As many as are in the weights; those of one that is lost count as well.
+    clock = sum(
+      found.steps.get(node, status['step'])
+      for node, status in self._status.items()
+      if node >= 0
+    )
+    if clock <= self._evaluated_at:
+      return
+    self._mean, self._evaluated_at = found.mean, clock
     epoch = clock / self._steps_per_epoch
     self._last_metrics = {
       'epoch': epoch,
-      'time': now,
       'train/rate': self._get_rate(epoch),
-      **({'train/loss': float(np.mean(losses))} if losses else {}),
-      **_node_train.Mixing(trace).measure(since, now),
-      **metrics,
+      **measured,
+      **found.metrics,
     }
+    if is_last:  # More may be known of it when all have ended.
+      self._unwritten_at = clock
+      return
     self._writer.write(clock, self._last_metrics)
     self._writer.flush()
 
@@ -281,6 +332,25 @@ class NodeSupervisor:
     }
     num_alive = sum(member >= 0 for member in self._alive)
     line.update(min(self._clock, self._num_steps), **shown, nodes=num_alive)
+
+  def _stop_all(self) -> None:
+    """Asks everybody to end: the centre last.
+
+    A node may have moved towards the centre, and not yet sent what that is to
+    move by. Processes of ours are known to have ended: see `_end_all`.
+    """
+    nodes = [member for member in self._alive if member >= 0]
+    for node in nodes:
+      self._watch.stop(node)
+    if self._is_owner or traces.CENTRE not in self._alive:
+      return
+    deadline = time.monotonic() + _END_TIMEOUT
+    while (
+      any(self._watch.ask(node) is not None for node in nodes)
+      and time.monotonic() < deadline
+    ):
+      time.sleep(_INTERVAL)
+    self._watch.stop(traces.CENTRE)
 
   def _end_all(self) -> None:
     """Ends every process that was started, the centre last."""

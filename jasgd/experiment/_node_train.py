@@ -98,9 +98,10 @@ class NodeRun(_chunks.Run[engine.NodeReplay]):
     named = ('clock', 'epoch', 'time', 'consensus')
     for name, value in evaluation.items():
       if name not in named:
-        is_centre = name.startswith('centre_')
-        group = 'centre' if is_centre else 'test'
-        metrics[f'{group}/{name.removeprefix("centre_")}'] = value
+        group, _, rest = name.partition('_')
+        if group not in ('centre', 'local'):
+          group, rest = 'test', name
+        metrics[f'{group}/{rest}'] = value
     return metrics
 
 

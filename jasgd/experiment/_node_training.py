@@ -4,10 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import optax
 
 from jasgd import engine
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
 from jasgd.experiment import _base
@@ -22,13 +24,26 @@ class NodeTrainingConfig(_base.RunConfig):
     default_factory=_parts.StrategyConfig
   )
 
+  def describe(self) -> str:
+    """Who waits for what, and where, in words."""
+    if self.runtime.mode != 'devices':
+      return super().describe()
+    num_nodes = self.strategy.num_nodes
+    runner = self.runtime.choose_runner(num_nodes)
+    where = 'one device' if runner == 'vmap' else 'a device each'
+    return (
+      f'{super().describe()} On devices all {num_nodes} nodes step together: '
+      f'on {where} ({runner}), of {jax.local_device_count()} here.'
+    )
+
   def count_learners(self) -> int:
     """How many nodes there are."""
     return self.strategy.num_nodes
 
   def count_steps(self) -> int:
     """How many steps each node makes."""
-    per_step = self.task.batch * self.strategy.num_nodes
+    num_nodes = protocols.check_count('num_nodes', self.strategy.num_nodes, 1)
+    per_step = self.task.batch * num_nodes
     num_samples = self.num_epochs * self.make_task().num_samples
     return math.ceil(num_samples / per_step)
 
@@ -42,7 +57,10 @@ class NodeTrainingConfig(_base.RunConfig):
 
   def simulate(self) -> traces.NodeTrace:
     """The trace of the whole run in virtual time."""
-    return simulation.simulate_nodes(**self._simulation())
+    trace = simulation.simulate_nodes(**self._simulation())
+    # What is mixed in is rounded as in a real run.
+    header = {**trace.header, 'wire_dtype': self.runtime.wire_dtype}
+    return dataclasses.replace(trace, header=header)
 
   def make_plan(self, trace: traces.NodeTrace) -> engine.NodePlan:
     """What the trace wants to be computed, with the rate of each step."""
@@ -53,6 +71,16 @@ class NodeTrainingConfig(_base.RunConfig):
       batch=task.batch,
       get_rate=self.make_schedule(),
     )
+
+  def choose_devices(self) -> dict[str, Any]:
+    """How nodes are run on devices, for `make_device_program`."""
+    num_nodes, dtype = self.strategy.num_nodes, self.runtime.wire_dtype
+    return {
+      'num_nodes': num_nodes,
+      'runner': self.runtime.choose_runner(num_nodes),
+      # What is not to be rounded is sent as it is.
+      'dtype': None if dtype == 'float32' else dtype,
+    }
 
   def choose_eval_every(self) -> int:
     """Steps of all nodes between evaluations: an epoch, if nobody says."""
@@ -69,6 +97,8 @@ class NodeTrainingConfig(_base.RunConfig):
     if self.runtime.is_real:  # Its times and failures are its own.
       arguments |= {'compute': simulation.constant(), 'failures': ()}
     simulation.check_nodes(**arguments)
+    if self.runtime.mode == 'devices':
+      engine.check_devices(arguments['strategy'], **self.choose_devices())
 
   def _check_task(self) -> None:
     task = self.make_task()
@@ -96,7 +126,8 @@ class NodeTrainingConfig(_base.RunConfig):
     }
 
   def _list_rules(self) -> dict[str, bool]:
-    optimizer = self.optimizer
+    optimizer, name = self.optimizer, self.strategy.name
+    runtime = self.runtime
     return super()._list_rules() | {
       'Nodes step on their own gradients, which are not stale: '
       f'optimizer.policy must be constant, got {optimizer.policy!r}.': (
@@ -111,8 +142,18 @@ class NodeTrainingConfig(_base.RunConfig):
         not optimizer.clip_gradient
       ),
       'Nodes do not pull while they push: runtime.overlap must be False.': (
-        not self.runtime.overlap
+        not runtime.overlap
+      ),
+      'Processes that wait for nobody make no pairs: strategy.name=pairs is '
+      f'for runtime.mode simulate or devices, got {runtime.mode!r}.': (
+        name != 'pairs' or not runtime.is_real
+      ),
+      'An all-reduce sends what it sums as it is, but on devices: '
+      f'runtime.wire_dtype must be float32, got {runtime.wire_dtype!r}.': (
+        name != 'allreduce'
+        or runtime.wire_dtype == 'float32'
+        or runtime.mode == 'devices'
       ),
       'Steps of nodes are computed one by one: runtime.num_parallel must be 1, '
-      f'got {self.runtime.num_parallel}.': self.runtime.num_parallel == 1,
+      f'got {runtime.num_parallel}.': runtime.num_parallel == 1,
     }

@@ -2,13 +2,12 @@
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
 
 from jasgd import engine
-from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
@@ -16,9 +15,8 @@ from jasgd.experiment import _node_training
 from jasgd.experiment import _running
 from jasgd.experiment import _train
 
-# All-reduce sums in an order of its own: so close must its weights be, as the
-# norm of the difference over the norm of the weights.
-_TOLERANCE = 1e-6
+# Of all nodes, between two looks at how far it is.
+_STEPS_PER_LOOK = 50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,16 +25,14 @@ class NodeVerification:
 
   Attributes:
     versions: Of the checkpoints that were compared, by node, and `CENTRE`.
-    different: Those that are not the same: bit for bit in weights, statistics
-      and the optimizer's state; of all-reduce, to 1e-6 of the weights' norm.
+    different: Those that are not the same, bit for bit, in weights, statistics
+      and the optimizer's state.
     distance: The largest difference of a node, over the norm of its weights.
-    is_exact: Whether bits were compared.
   """
 
   versions: dict[int, int]
   different: list[int]
   distance: float
-  is_exact: bool
 
   @property
   def is_same(self) -> bool:
@@ -64,17 +60,31 @@ def read_nodes(
     return None
   config = _running.read_config(settings)
   assert isinstance(config, _node_training.NodeTrainingConfig)
+  if config.runtime.mode == 'simulate':
+    raise ValueError(
+      f'{os.fspath(workdir)!r} was trained in virtual time: it is a replay of '
+      'its trace, and there are no processes to compare it with.'
+    )
+  if config.runtime.mode == 'devices':
+    raise ValueError(
+      f'{os.fspath(workdir)!r} is of nodes on devices, which all step at once: '
+      'there is no trace to replay. The same config in another folder gives '
+      'the same weights.'
+    )
   trace = traces.NodeTrace.load(folder.trace, allow_truncated=True)
   return config, trace
 
 
-def verify_nodes(workdir: str | os.PathLike[str]) -> NodeVerification:
+def verify_nodes(
+  workdir: str | os.PathLike[str], *, stream: TextIO | None = None
+) -> NodeVerification:
   """Replays a run of nodes, and compares each with its last checkpoint.
 
   The process must see as many threads as the run's had: see `get_environment`.
 
   Args:
     workdir: The folder of the run.
+    stream: Where the progress goes; standard error if None.
 
   Returns:
     What came out.
@@ -96,46 +106,62 @@ def verify_nodes(workdir: str | os.PathLike[str]) -> NodeVerification:
     raise ValueError(
       f'No node of {os.fspath(workdir)!r} has a checkpoint after a step.'
     )
-  replayed = engine.replay_nodes(
-    config.make_task(),
-    config.make_optimizer(),
-    trace,
-    get_rate=config.make_schedule(),
-    seed=config.seed,
-    mode='exact',
-    init=_train.load_init(config),
-    until=versions,
-  )
-  is_exact = not isinstance(config.make_strategy(), gossip.AllReduce)
-  distances = {
-    member: _measure(run, member, replayed, is_exact) for member in versions
-  }
-  bound = 0.0 if is_exact else _TOLERANCE
+  replay = _replay(config, trace, versions, stream)
+  distances = {member: _measure(run, member, replay) for member in versions}
   return NodeVerification(
     versions=versions,
-    different=[
-      member for member, distance in distances.items() if distance > bound
-    ],
+    different=[member for member, distance in distances.items() if distance],
     distance=max(distances.values()),
-    is_exact=is_exact,
   )
+
+
+def _replay(
+  config: _node_training.NodeTrainingConfig,
+  trace: traces.NodeTrace,
+  versions: dict[int, int],
+  stream: TextIO | None,
+) -> engine.NodeReplay:
+  """Comes to some versions of nodes, and shows how far it is."""
+  task = config.make_task()
+  plan = engine.make_node_plan(
+    trace,
+    num_samples=task.num_samples,
+    batch=task.batch,
+    get_rate=config.make_schedule(),
+    until=versions,
+  )
+  replay = engine.NodeReplay(
+    task,
+    config.make_optimizer(),
+    plan,
+    seed=config.seed,
+    mode='exact',
+    chunk=_STEPS_PER_LOOK,
+    init=_train.load_init(config),
+  )
+  replay.advance()  # Compiles: that is not in the rate.
+  with workdirs.Progress(
+    plan.num_steps, start=replay.clock, stream=stream, unit='steps'
+  ) as line:
+    while not replay.is_done:
+      replay.advance()
+      line.update(replay.clock)
+  return replay
 
 
 def _measure(
-  run: workdirs.Workdir,
-  member: int,
-  replayed: engine.NodesReplayed,
-  is_exact: bool,
+  run: workdirs.Workdir, member: int, replay: engine.NodeReplay
 ) -> float:
   """How far a node is from its checkpoint; above 0 if a bit differs."""
   if member == traces.CENTRE:
-    params, stats = replayed.centre
+    assert replay.centre is not None  # It has a checkpoint.
+    params, stats = replay.centre
     state: Any = engine.Node(params, stats, ())
   else:
     state = engine.Node(
       *(
         jax.tree.map(lambda leaf: leaf[member], part)
-        for part in (*replayed.nodes, replayed.opt_states)
+        for part in (*replay.nodes, replay.opt_states)
       )
     )
   saved = runtime.restore_server(runtime.find_folder(run, member), state, 0)
@@ -147,7 +173,7 @@ def _measure(
     wide = np.float64(a), np.float64(b)
     squares += [np.sum((wide[0] - wide[1]) ** 2), np.sum(wide[1] ** 2)]
   distance = float(np.sqrt(squares[0] / max(squares[1], 1e-300)))
-  if is_exact and not distance and not _is_same(state, saved[0]):
+  if not distance and not _is_same(state, saved[0]):
     return np.inf  # In what the optimizer keeps, or in the sign of a zero.
   return distance
 

@@ -1,13 +1,14 @@
 """Looks at nodes from outside: how they stand, and what their mean is worth."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jasgd import engine
+from jasgd import gossip
 from jasgd import runtime
 from jasgd import tasks
 from jasgd import traces
@@ -18,34 +19,60 @@ from jasgd.experiment import _observer
 _DEADLINE = 5.0
 
 
+class Evaluated(NamedTuple):
+  """What the nodes' weights are worth."""
+
+  steps: dict[int, int]  # In the weights of each node that answered.
+  mean: tuple[Any, Any]  # The mean of their (params, stats).
+  metrics: dict[str, float]  # Those that are finite.
+
+
+class _Pulled(NamedTuple):
+  """The weights of a node."""
+
+  step: int
+  mass: float
+  weights: tuple[Any, Any]
+
+
 class NodeWatch:
   """One who looks at all nodes, and at the centre.
 
   Args:
-    task: What is learned.
-    layout: Of its weights, as they travel.
-    connects: Ways to connect, by number, with `traces.CENTRE`.
+    settings: The nodes'.
+    members: Whom to look at: numbers of nodes, and `traces.CENTRE`.
+    registry: Where they are.
   """
 
   def __init__(
     self,
-    task: tasks.Task,
-    layout: engine.Layout,
-    connects: Mapping[int, Any],
+    settings: runtime.NodeSettings,
+    members: Iterable[int],
+    registry: runtime.Registry,
   ) -> None:
-    self._task = task
-    self._layout = layout
+    self._task = settings.task
+    self._layout = settings.make_layout()
+    self._has_mass = isinstance(settings.strategy, gossip.PushSum)
+    self._registry = registry
     self._observers = {
-      member: _observer.Observer(task, layout, connect, _DEADLINE)
-      for member, connect in connects.items()
+      member: _observer.Observer(
+        self._task, self._layout, registry.connect(member), _DEADLINE
+      )
+      for member in members
     }
 
   def ask(self, member: int) -> dict[str, Any] | None:
     """How a node stands; None if it is not there."""
     try:
-      return self._observers[member].get_status()
+      status = self._observers[member].get_status()
     except runtime.WireError:
       return None
+    self._registry.hear(status['members'])
+    return status
+
+  def look_around(self) -> None:
+    """Asks those of whom only the address is known who they are."""
+    self._registry.ask_strangers()
 
   def stop(self, member: int) -> None:
     """Asks a node to end in good order; one that is gone has."""
@@ -54,63 +81,98 @@ class NodeWatch:
     except runtime.WireError:
       return
 
-  def evaluate(
-    self, members: list[int]
-  ) -> tuple[tuple[Any, Any] | None, dict[str, float]]:
-    """The mean of the nodes' weights, and what there is to say of it.
+  def evaluate(self, members: list[int]) -> Evaluated | None:
+    """Evaluates the mean of the nodes' weights; they keep theirs.
+
+    Of push-sum it is weighted by the nodes' masses.
 
     Args:
       members: The nodes that are alive, and the centre.
 
     Returns:
-      The mean (params, stats), None if nobody answers, and metrics.
+      What there is to say of it; None if nobody answers.
     """
-    pulled = {member: self._pull(member) for member in members}
-    nodes = [
-      weights
-      for member, weights in pulled.items()
-      if weights is not None and member >= 0
-    ]
-    if not nodes:
-      return None, {}
-    mean = jax.tree.map(_average, *nodes)
-    metrics = {
-      'gossip/consensus_error': _measure_distance(nodes, mean),
-      **self._test('test', mean),
+    pulled = {
+      member: found
+      for member in members
+      if (found := self._pull(member)) is not None
     }
-    centre = pulled.get(traces.CENTRE)
-    if centre is not None:
-      metrics |= self._test('centre', centre)
-    return mean, {
-      name: value for name, value in metrics.items() if math.isfinite(value)
-    }
+    centre = pulled.pop(traces.CENTRE, None)
+    if not pulled:
+      return None
+    masses = [found.mass for found in pulled.values()] if self._has_mass else []
+    mean, metrics = describe_nodes(
+      self._task,
+      [found.weights for found in pulled.values()],
+      masses,
+      None if centre is None else centre.weights,
+    )
+    steps = {member: found.step for member, found in pulled.items()}
+    return Evaluated(steps, mean, metrics)
 
   def close(self) -> None:
     """Hangs up. Twice is no error."""
     for observer in self._observers.values():
       observer.close()
 
-  def _pull(self, member: int) -> Any:
-    """A copy of a node's (params, stats); None if it is not there."""
+  def _pull(self, member: int) -> _Pulled | None:
+    """A copy of what a node has; None if it is not there."""
     try:
       answer = self._observers[member].ask(runtime.Message(runtime.Verb.PULL))
     except (runtime.WireError, runtime.RefusedError):
       return None
     assert answer.payload is not None
-    return self._layout.unpack(answer.payload)
-
-  def _test(self, group: str, weights: tuple[Any, Any]) -> dict[str, float]:
-    if self._task.test_data is None:
-      return {}
-    return {
-      f'{group}/{name}': float(value)
-      for name, value in tasks.evaluate(self._task, *weights).items()
-    }
+    weights = self._layout.unpack(answer.payload)
+    return _Pulled(answer.step, answer.rate, weights)
 
 
-def _average(*leaves: np.ndarray) -> np.ndarray:
-  """The mean in the leaves' own dtype, rounded once."""
-  mean = np.mean([np.asarray(leaf, np.float64) for leaf in leaves], axis=0)
+@np.errstate(invalid='ignore', over='ignore')  # Of a run that diverges.
+def describe_nodes(
+  task: tasks.Task,
+  nodes: list[tuple[Any, Any]],
+  masses: list[float],
+  centre: tuple[Any, Any] | None,
+) -> tuple[tuple[Any, Any], dict[str, float]]:
+  """The mean of nodes, and what there is to say of it.
+
+  Args:
+    task: What is learned.
+    nodes: (params, stats) of each.
+    masses: By which the mean is weighted; []: all alike.
+    centre: (params, stats) of the centre, if there is one: it is evaluated too,
+      and so is every node by itself, for `local`.
+
+  Returns:
+    The mean, and metrics: those that are finite.
+  """
+  equal = np.full(len(nodes), 1 / len(nodes))
+  plain = mean = jax.tree.map(lambda *rows: _average(rows, equal), *nodes)
+  if any(masses):
+    shares = np.array(masses) / sum(masses)
+    mean = jax.tree.map(lambda *rows: _average(rows, shares), *nodes)
+  groups: dict[str, Mapping[str, Any]] = {}
+  if task.test_data is not None:
+    groups['test'] = tasks.evaluate(task, *mean)
+    if centre is not None:
+      groups['centre'] = tasks.evaluate(task, *centre)
+      groups['local'] = tasks.evaluate_all(task, nodes)
+  metrics = {'gossip/consensus_error': _measure_distance(nodes, plain)} | {
+    f'{group}/{name}': float(value)
+    for group, values in groups.items()
+    for name, value in values.items()
+  }
+  # Of a run that diverges there may be none.
+  return mean, {
+    name: value for name, value in metrics.items() if math.isfinite(value)
+  }
+
+
+def _average(leaves: tuple[Any, ...], shares: np.ndarray) -> np.ndarray:
+  """The weighted mean in the leaves' own dtype, rounded once."""
+  if not jnp.issubdtype(leaves[0].dtype, jnp.inexact):
+    return np.asarray(leaves[0])  # Nobody mixes these.
+  rows = np.stack([np.asarray(leaf, np.float64) for leaf in leaves])
+  mean = np.tensordot(shares, rows, axes=1)
   return np.asarray(mean).astype(leaves[0].dtype)
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import os
 
+import jax
+
 from jasgd import engine
 from jasgd import runtime
 
@@ -16,6 +18,7 @@ class RuntimeConfig:
   # simulate: in virtual time, in this process. local: a server and learners, or
   # nodes, as processes of this machine. cluster: one role per command, on many
   # machines. devices: nodes on the devices of this process, step by step.
+  # `time` and `network` are those of virtual time, and nothing to the others.
   mode: str = 'simulate'
   # simulate: fast, one compiled loop; or exact, call by call, as in real runs.
   engine: str = 'fast'
@@ -31,6 +34,15 @@ class RuntimeConfig:
   checkpoint_seconds: float = 30.0
   # The most gradients to compute at once, for accelerators.
   num_parallel: int = 1
+  # devices: pmap, shard_map (a device for each node) or vmap (all on one).
+  # auto: pmap if there are enough devices, else vmap.
+  runner: str = 'auto'
+
+  def choose_runner(self, num_nodes: int) -> str:
+    """How nodes are run on devices: as it was said, or by what there is."""
+    if self.runner != 'auto':
+      return self.runner
+    return 'pmap' if jax.local_device_count() >= num_nodes > 1 else 'vmap'
 
   @property
   def is_real(self) -> bool:
@@ -50,6 +62,10 @@ class RuntimeConfig:
       f'Unknown runtime.wire_dtype {self.wire_dtype!r}. Known: '
       f'{", ".join(engine.WIRE_DTYPES)}.': (
         self.wire_dtype in engine.WIRE_DTYPES
+      ),
+      f'Unknown runtime.runner {self.runner!r}. Known: auto, '
+      f'{", ".join(engine.RUNNERS)}.': (
+        self.runner in ('auto', *engine.RUNNERS)
       ),
       f'runtime.eval_every must be at least 0, got {self.eval_every}.': (
         self.eval_every >= 0

@@ -8,13 +8,16 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def take_signals(stopped: threading.Event) -> Iterator[None]:
+def take_signals(
+  stopped: threading.Event, *, is_once: bool = False
+) -> Iterator[None]:
   """Sets an event where Ctrl-C or SIGTERM would end the process.
 
   Only the main thread can: in others it does nothing.
 
   Args:
     stopped: The event.
+    is_once: Whether a second one raises a KeyboardInterrupt, at once.
   """
   if threading.current_thread() is not threading.main_thread():
     yield
@@ -22,6 +25,8 @@ def take_signals(stopped: threading.Event) -> Iterator[None]:
 
   def handle(number: int, frame: FrameType | None) -> None:
     del number, frame
+    if is_once and stopped.is_set():
+      raise KeyboardInterrupt
     stopped.set()
 
   handlers = {

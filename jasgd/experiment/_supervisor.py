@@ -106,9 +106,10 @@ class Supervisor:
             self._evaluate()
           self._show(line)
         self._observer.leave()
-        return {**self._status, 'test': self._test}
       finally:
         self._end_all()
+      self._report_lost()  # Whose loss ended it; no look has seen that.
+    return {**self._status, 'test': self._test}
 
   # --- Watching.
 
@@ -150,7 +151,7 @@ class Supervisor:
         'All learners are gone. The last one said:\n'
         f'{self._learners[-1].read_log()}\n'
         'Once that is mended, the same command goes on from the last '
-        'checkpoint.'
+        'checkpoint, or from the start if there is none.'
       )
     return is_over
 

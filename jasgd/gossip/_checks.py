@@ -20,14 +20,14 @@ def check_seed(seed: Any) -> int:
   return seed
 
 
-def check_weight(weight: float) -> float:
+def check_weight(weight: float, name: str = 'weight') -> float:
   """Gives `weight` as a float; a ValueError unless it is in [0, 1]."""
   try:
     number = float(weight)
   except (TypeError, ValueError):
-    raise ValueError(f'weight must be a number, got {weight!r}.') from None
+    raise ValueError(f'{name} must be a number, got {weight!r}.') from None
   if not 0 <= number <= 1:
-    raise ValueError(f'weight must be from 0 to 1, got {weight}.')
+    raise ValueError(f'{name} must be from 0 to 1, got {weight}.')
   return number
 
 

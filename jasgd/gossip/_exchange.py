@@ -91,10 +91,18 @@ def average(values: Arrays, messages: Arrays, axis_name: str) -> Arrays:
   """Everybody gets the mean of what all send, in the messages' precision."""
   node = lax.axis_index(axis_name)
   num_nodes = lax.axis_size(axis_name)
-  sums = lax.psum(messages, axis_name)
+  # What is narrow is divided first: a sum of large numbers would be infinite.
+  is_narrow = [message.dtype.itemsize < 4 for message in messages]
+  sums = lax.psum(
+    [
+      message / num_nodes if narrow else message
+      for message, narrow in zip(messages, is_narrow, strict=True)
+    ],
+    axis_name,
+  )
   means = [
-    total.astype(value.dtype) / num_nodes
-    for total, value in zip(sums, values, strict=True)
+    total.astype(value.dtype) if narrow else total / num_nodes
+    for total, value, narrow in zip(sums, values, is_narrow, strict=True)
   ]
   # A sum is known to be the same everywhere, and jax.shard_map wants what goes
   # through a branch or a loop to stay what it was: different, maybe. This says

@@ -11,7 +11,6 @@ import numpy as np
 from jasgd.gossip import _checks
 from jasgd.gossip import _edges
 from jasgd.gossip import _exchange
-from jasgd.gossip import _measures
 from jasgd.gossip import _packing
 from jasgd.gossip import _random_rounds
 from jasgd.gossip import _strategies
@@ -47,8 +46,11 @@ def mix(
   A pure function of what each node has, to be called inside of `jax.pmap` (the
   way for the devices of one host), of `jax.shard_map` over a mesh (many hosts),
   or of `jax.vmap` (any number of nodes on one device), with the axis of the
-  nodes named. Nodes agree on random peers without talking, for all of them draw
-  with the same key. Peers may change from round to round without compiling:
+  nodes named. (For `jax.shard_map` make the mesh with `axis_types=
+  (jax.sharding.AxisType.Auto,)`, or place what it is given on it: by default
+  meshes of jax are explicit.) Nodes agree on random peers without talking, for
+  all of them draw with the same key. Peers may change from round to round
+  without compiling:
 
   - `'independent'` peers need everything at every node (`lax.all_gather`).
   - `'permutation'` and `'matching'` cost one message (`lax.ppermute`), one of
@@ -61,6 +63,12 @@ def mix(
     more than 16, or if there are more than 64 rounds, everything is gathered.
     Everybody with everybody at equal weights is `lax.psum`.
 
+  Gradients flow through a mix, but for `'independent'` peers of `Push` and
+  `PushSum` and for topologies that gather: these loop over what has come, which
+  jax does not differentiate. Take `jax.grad` of a node's own loss, as a mean of
+  losses over the axis is differentiated n times too much by all runners but
+  `jax.shard_map` with `check_vma=True`.
+
   On a CPU, devices share a few threads, and some 30 calls of a program with any
   such exchange that are under way at once may wait for each other for ever. So
   wait for the result of one (`jax.block_until_ready`) before the next but one.
@@ -72,7 +80,8 @@ def mix(
 
   Args:
     params: A tree of arrays. Floats are mixed, in their own dtype, with sums in
-      float32 at least; everything else is left alone.
+      float32 at least, but for means of all, which are summed as they are sent;
+      everything else is left alone.
     axis_name: Of the axis of nodes.
     strategy: Who mixes with whom, and how; for `Elastic` see `mix_elastic`.
     step: Steps made so far, from 1 on, the same number on all nodes. A mix is
@@ -81,15 +90,18 @@ def mix(
     key: A jax key, the same on all nodes, for random peers.
     mass: The node's mass, for `PushSum`.
     dtype: Of what is sent, such as `jnp.bfloat16`; None: as it is. A node's own
-      part stays exact. In the mean of `AllReduce` it does not, and sums are of
-      this dtype, so that all nodes get the same.
+      part stays exact, so that a mean which is kept otherwise is kept only up
+      to roundings. In the mean of `AllReduce` it does not, and sums are of this
+      dtype, so that all nodes get the same. (Of `jnp.float16`, small gradients
+      become 0 there.)
 
   Returns:
     The new params; for `PushSum` the pair (params, mass).
 
   Raises:
     ValueError: if the strategy does not fit the number of nodes or makes no
-      pairs, a key or mass is missing or not needed, or dtype is not a float's.
+      pairs, a key or mass is missing, a mass is not needed, or dtype is not a
+      float's.
 
   Examples:
     Four nodes on one device, with different numbers:
@@ -247,9 +259,7 @@ def _check(
       f'mix does gossip and AllReduce, got {strategy!r}; for Elastic there is '
       'mix_elastic.'
     )
-  strategy.check(num_nodes)
-  if isinstance(strategy, _strategies.Pairs):
-    _check_pairs(strategy)
+  strategy.check_together(num_nodes)
   if is_gossip and isinstance(strategy.peers, str) and key is None:
     raise ValueError(
       f'Random peers ({strategy.peers!r}) need a key, the same on all nodes.'
@@ -261,16 +271,3 @@ def _check(
     )
   if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(f'dtype must be that of floats, got {dtype!r}.')
-
-
-def _check_pairs(strategy: _strategies.Pairs) -> None:
-  """Both ends of a pair must know of each other: all mix at once here."""
-  peers = strategy.peers
-  if peers == 'matching':
-    return
-  if isinstance(peers, str) or not _measures.is_symmetric(peers):
-    name = repr(peers) if isinstance(peers, str) else peers.kind
-    raise ValueError(
-      "On devices, Pairs need peers='matching' or a symmetric topology with "
-      f'one peer per node and round, got {name}.'
-    )

@@ -32,7 +32,9 @@ def mix_elastic(
   To be called like `mix`; every node has the centre, and gets the same one.
 
   Args:
-    params: A tree of arrays; floats are mixed, all else is left alone.
+    params: A tree of arrays; floats are mixed, all else is left alone. What is
+      sent is float32 at least, so that the sum of all copies is kept; of params
+      that are narrower, up to their roundings.
     centre: The like, the same on all nodes.
     axis_name: Of the axis of nodes.
     strategy: With the rate alpha; its `order` is for who computes gradients.
@@ -42,7 +44,7 @@ def mix_elastic(
     The new params, and the new centre.
 
   Raises:
-    ValueError: if the strategy is another.
+    ValueError: if the strategy is another, or the centre is not like params.
 
   Examples:
     >>> import jax, jax.numpy as jnp
@@ -61,6 +63,7 @@ def mix_elastic(
   """
   if not isinstance(strategy, _strategies.Elastic):
     raise ValueError(f'mix_elastic is for Elastic, got {strategy!r}.')
+  _check_centre(params, centre)
   nodes, rebuild = _mix.split_floats(params)
   centres, rebuild_centre = _mix.split_floats(centre)
 
@@ -122,6 +125,21 @@ def consensus_distance(params: Any, axis_name: str) -> jax.Array:
     for value, mean in zip(values, means, strict=True)
   ]
   return jnp.sqrt(lax.pmean(sum(squares, jnp.zeros(())), axis_name))
+
+
+def _check_centre(params: Any, centre: Any) -> None:
+  """Raises a ValueError if the centre could not be the mean of params."""
+  expected, found = (
+    {
+      jax.tree_util.keystr(path): jnp.shape(leaf)
+      for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+    for tree in (params, centre)
+  )
+  if expected != found:
+    raise ValueError(
+      f'The centre must be like params, of the shapes {expected}, got {found}.'
+    )
 
 
 def _widen(leaf: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import ClassVar
 from jasgd import protocols
 from jasgd.gossip import _checks
 from jasgd.gossip import _draws
+from jasgd.gossip import _measures
 from jasgd.gossip import _topology
 
 # Of elastic averaging: where the gradient after an exchange is taken.
@@ -23,6 +24,10 @@ class Strategy:
 
   def check(self, num_nodes: int) -> None:
     """Raises a ValueError if it cannot be used with this many nodes."""
+
+  def check_together(self, num_nodes: int) -> None:
+    """The same for nodes that all mix at once, as they do on devices."""
+    self.check(num_nodes)
 
   def describe(self) -> str:
     """Who waits for what, in words."""
@@ -135,7 +140,7 @@ class Pull(Gossip):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    _checks.check_weight(self.beta)
+    _checks.check_weight(self.beta, 'beta')
     if self.beta != 0.5 and not isinstance(self.peers, str):
       raise ValueError(
         'A topology has weights of its own (see with_constant_weights): leave '
@@ -176,6 +181,13 @@ class PushSum(Gossip):
   W_ij of node i's mass: all nodes at once do `Topology.push`, on their weights
   times mass and on the masses.
 
+  There are two forms, equal but for what a gradient does. On devices, where all
+  are in step, it is SGP: nodes hold x = mass * z, and an update u(z) is added
+  to x, so that z moves by u / mass. In virtual time and in real processes,
+  where a node may send half of its mass time and again before it is sent any,
+  it is GoSGD: nodes hold z, which moves by u itself, however small the mass is.
+  The mean that is evaluated is that of z, weighted by mass, in both.
+
   References:
     Assran et al., `Stochastic Gradient Push
     <https://arxiv.org/abs/1811.10792>`_, 2019; Blot et al., `Gossip training
@@ -207,4 +219,17 @@ class Pairs(Gossip):
       raise ValueError(
         'Pairs need a topology with one peer per node and round, got '
         f'{self.peers.kind} with {self.peers.max_degree}.'
+      )
+
+  def check_together(self, num_nodes: int) -> None:
+    """Both ends of a pair must have drawn each other."""
+    super().check_together(num_nodes)
+    peers = self.peers
+    if peers == 'matching':
+      return
+    if isinstance(peers, str) or not _measures.is_symmetric(peers):
+      name = repr(peers) if isinstance(peers, str) else peers.kind
+      raise ValueError(
+        "On devices, Pairs need peers='matching' or a symmetric topology with "
+        f'one peer per node and round, got {name}.'
       )

@@ -25,7 +25,7 @@ _COLORS = (
 )
 _LOG_RANGE = 50.0  # From this ratio on, small values would not be seen.
 _MAX_MARKERS = 40  # Points that can be told apart as such.
-_Style = Literal['-', '--', ':']
+_Style = Literal['-', '--', '-.', ':']
 _X_LABELS = {'epoch': 'epoch', 'time': 'time (s)', 'clock': 'clock'}
 
 
@@ -44,12 +44,17 @@ _PANELS = (
       'train/loss': ('train', '-'),
       'test/loss': ('test', '--'),
       'centre/loss': ('test, of the centre', ':'),
+      'local/loss': ("test, the nodes' own", '-.'),
     },
     is_size=True,
   ),
   Panel(
     'test accuracy',
-    {'test/accuracy': ('test', '-'), 'centre/accuracy': ('of the centre', ':')},
+    {
+      'test/accuracy': ('test', '-'),
+      'centre/accuracy': ('of the centre', ':'),
+      'local/accuracy': ("the nodes' own", '-.'),
+    },
   ),
   Panel(
     'staleness',

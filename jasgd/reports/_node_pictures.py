@@ -1,5 +1,6 @@
 """Pictures of a trace of nodes, drawn with matplotlib."""
 
+import itertools
 import os
 
 from matplotlib import axes as mpl_axes
@@ -67,14 +68,15 @@ def draw_node_timeline(
   is_drawn &= (records['start_time'] < end) & (records['end_time'] >= start)
   records = records[is_drawn]
   _draw_bars(axes, records, traces.NodeKind.STEP, 'computes')
-  # One bar for each mix, however many peers it has.
-  _draw_bars(axes, _keep_first(records), traces.NodeKind.MIX, 'waits for a mix')
+  mixes = traces.keep_first_of_mix(records)
+  _draw_bars(axes, mixes, traces.NodeKind.MIX, 'waits for a mix')
   _draw_bars(axes, records, traces.NodeKind.LOST, 'waits for a mix')
   _draw_deaths(axes, trace, num_drawn, end)
   _draw_mixes(axes, records, num_drawn, end)
   axes.set_xlim(start, end)
   axes.set_ylim(num_drawn - 0.5, -0.5)
-  axes.set_xlabel('time')
+  is_real = trace.header.get('is_recorded')
+  axes.set_xlabel('time in s' if is_real else 'time')
   axes.set_ylabel('node')
   axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   _pictures.add_legend(axes, _COLORS)
@@ -142,14 +144,6 @@ def _measure_cycle(trace: traces.NodeTrace) -> float:
   return float(np.median((ends - starts)[has_steps] / num_steps[has_steps]))
 
 
-def _keep_first(records: np.ndarray) -> np.ndarray:
-  """One record of each mix, and none of anything else."""
-  mixes = records[records['kind'] == traces.NodeKind.MIX]
-  keys = np.stack([mixes['node'], mixes['mix']], axis=-1)
-  _, first = np.unique(keys, axis=0, return_index=True)
-  return mixes[np.sort(first)]
-
-
 def _draw_bars(
   axes: mpl_axes.Axes, records: np.ndarray, kind: traces.NodeKind, what: str
 ) -> None:
@@ -172,15 +166,47 @@ def _draw_deaths(
 ) -> None:
   """A bar from each death until the node is back."""
   for node in range(num_nodes):
-    records = trace.of_node(node)
-    leaves = records[records['kind'] == traces.NodeKind.LEAVE]['end_time']
-    joins = records[records['kind'] == traces.NodeKind.JOIN]['start_time']
-    for index, time in enumerate(leaves):
-      until = joins[index] if index < len(joins) else max(end, trace.duration)
-      if time < end:
+    for time, back in _list_deaths(trace, node):
+      until = min(back, max(end, trace.duration))
+      if time < min(end, until):
         axes.barh(
           node, until - time, left=time, height=0.8, color=_COLORS['is dead']
         )
+
+
+def _list_deaths(
+  trace: traces.NodeTrace, node: int
+) -> list[tuple[float, float]]:
+  """When a node died, and when it was back: inf, if it was not."""
+  records = trace.of_node(node)
+  if trace.header.get('is_recorded'):
+    return _list_silences(records, trace.duration)
+  deaths = records[records['kind'] == traces.NodeKind.LEAVE]['end_time']
+  backs = records[records['kind'] == traces.NodeKind.JOIN]['start_time']
+  pairs = itertools.zip_longest(deaths, backs[: len(deaths)], fillvalue=np.inf)
+  return [(float(time), float(back)) for time, back in pairs]
+
+
+def _list_silences(
+  records: np.ndarray, duration: float
+) -> list[tuple[float, float]]:
+  """`_list_deaths` of a real node: its records stop, and do not END before."""
+  # Others may have written down what it lost.
+  records = records[records['kind'] != traces.NodeKind.LOST]
+  if not len(records):
+    return []
+  kind, times = records['kind'], records['end_time']
+  is_return = np.isin(kind, (traces.NodeKind.RESTART, traces.NodeKind.JOIN))
+  silences = [
+    (float(times[last]), float(records['start_time'][last + 1]))
+    for last in np.flatnonzero(is_return[1:])
+    if kind[last] != traces.NodeKind.END
+  ]
+  # If the others went on for no longer than it ever took, it may be alive.
+  is_silent = duration - times[-1] > np.diff(times).max(initial=0.0)
+  if kind[-1] != traces.NodeKind.END and is_silent:
+    silences.append((float(times[-1]), np.inf))
+  return silences
 
 
 def _draw_mixes(

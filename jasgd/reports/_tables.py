@@ -106,7 +106,7 @@ def _list_results(run: _runs.Run) -> dict[str, str]:
   """The results of one run by name."""
   end = _words.say_end(run)
   results = {'end': end} if end else {}
-  for group in ('test/', 'centre/'):
+  for group in ('test/', 'centre/', 'local/'):
     results |= _list_metrics(run, group)
   loss = run.find_last('train/loss')
   if loss is not None:
@@ -190,6 +190,9 @@ def _list_node_results(
       'messages lost': _number(summary.num_lost),
       'questions refused': _number(summary.num_refused),
     }
+  refused = run.find_last('gossip/refused_full')
+  if refused is not None and refused.value:
+    results['messages refused, for want of room'] = _number(refused.value)
   if summary.lost_mass:
     share = _share_of(summary.lost_mass, summary.num_nodes)
     results['mass lost'] = f'{_number(summary.lost_mass)} ({share})'

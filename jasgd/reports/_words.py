@@ -187,9 +187,11 @@ def _tell_nodes(run: _runs.Run) -> Iterator[str]:
       f'What is mixed in is {_number(summary.age.mean)} steps old on average, '
       f'{_number(summary.age.max)} at most.'
     )
-  if summary.lost_mass:
-    lost_mass = _number(summary.lost_mass)
-    yield f'Of a mass of {summary.num_nodes}, {lost_mass} was lost.'
+  lost_mass = summary.lost_mass
+  if lost_mass:
+    fate = 'was lost' if lost_mass > 0 else 'was gained by restarts'
+    number = _number(abs(lost_mass))
+    yield f'Of a mass of {summary.num_nodes}, {number} {fate}.'
   if summary.num_deaths:
     yield (
       f'Nodes died {_count(summary.num_deaths, "time")} and returned '

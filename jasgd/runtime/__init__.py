@@ -10,6 +10,9 @@ averages with others; a `Centre` is what elastic averaging needs besides.
 from jasgd.runtime._crash import POINTS as CRASH_POINTS
 from jasgd.runtime._crash import VARIABLE as CRASH_VARIABLE
 from jasgd.runtime._flight_security import Tls
+from jasgd.runtime._group_losses import GROUP_LOST
+from jasgd.runtime._group_losses import GroupError
+from jasgd.runtime._group_mesh import join_group
 from jasgd.runtime._messages import Flag
 from jasgd.runtime._messages import Message
 from jasgd.runtime._messages import Verb
@@ -19,23 +22,24 @@ from jasgd.runtime._settings import Deadlines
 from jasgd.runtime._settings import make_fingerprint
 from jasgd.runtime._settings import ON_LEARNER_LOST
 from jasgd.runtime._settings import ServerSettings
-from jasgd.runtime._station import find_folder
 from jasgd.runtime._wire import Connection
 from jasgd.runtime._wire import RefusedError
 from jasgd.runtime._wire import WireError
+from jasgd.runtime.addresses import find_free_port
 from jasgd.runtime.addresses import make_connect
 from jasgd.runtime.addresses import WIRES
 from jasgd.runtime.centre import Centre
 from jasgd.runtime.group import GroupNode
-from jasgd.runtime.group import join_group
 from jasgd.runtime.hosting import Place
 from jasgd.runtime.hosting import serve
 from jasgd.runtime.hosting import serve_threads
 from jasgd.runtime.learner import Learner
 from jasgd.runtime.learning import learn
-from jasgd.runtime.members import connect_member
-from jasgd.runtime.members import find_others
+from jasgd.runtime.members import claim_number
+from jasgd.runtime.members import find_folder
 from jasgd.runtime.members import list_members
+from jasgd.runtime.members import name_member
+from jasgd.runtime.members import Registry
 from jasgd.runtime.peer import Peer
 from jasgd.runtime.processes import Child
 from jasgd.runtime.processes import CHILD_VARIABLES
@@ -48,6 +52,7 @@ __all__ = [
   'CHILD_VARIABLES',
   'CRASH_POINTS',
   'CRASH_VARIABLE',
+  'GROUP_LOST',
   'ON_LEARNER_LOST',
   'WIRES',
   'Centre',
@@ -55,6 +60,7 @@ __all__ = [
   'Connection',
   'Deadlines',
   'Flag',
+  'GroupError',
   'GroupNode',
   'Learner',
   'Message',
@@ -62,22 +68,24 @@ __all__ = [
   'Peer',
   'Place',
   'RefusedError',
+  'Registry',
   'Server',
   'ServerSettings',
   'Tls',
   'Verb',
   'WireError',
+  'claim_number',
   'compute_in_place',
-  'connect_member',
   'find_folder',
+  'find_free_port',
   'find_function',
-  'find_others',
   'join_group',
   'learn',
   'list_members',
   'make_connect',
   'make_fingerprint',
   'name_function',
+  'name_member',
   'restore_server',
   'serve',
   'serve_threads',

@@ -149,6 +149,7 @@ class _FlightConnection(_wire.Connection):
     self._incoming: list[np.ndarray] = []
     self._has_begun = False
     self._is_closed = False
+    self._is_written = True  # The last request, and all of it.
     self._watchdog = _watchdog.Watchdog(cancel)
 
   @property
@@ -160,7 +161,7 @@ class _FlightConnection(_wire.Connection):
     self, message: _messages.Message, has_payload: bool, deadline: float
   ) -> None:
     if self._is_closed:
-      raise _wire.WireError(f'The connection to {self._address} is closed.')
+      raise _wire.UntakenError(f'The connection to {self._address} is closed.')
     message = dataclasses.replace(
       message, payload=self._outgoing if has_payload else None
     )
@@ -186,11 +187,15 @@ class _FlightConnection(_wire.Connection):
       _messages.MessageError,
       *_flight_stream.STREAM_ERRORS,
     ) as error:
+      kind = _wire.WireError
       if self._watchdog.has_barked:
         text = f'was silent for {deadline:g} seconds'
       else:
         text = f'is gone: {_shorten(error)}'
-      raise _wire.WireError(f'The server at {self._address} {text}.') from error
+        # One that is killed does not end the stream as it should be ended.
+        if isinstance(error, EOFError) or not self._is_written:
+          kind = _wire.UntakenError
+      raise kind(f'The server at {self._address} {text}.') from error
 
   def close(self) -> None:
     """Hangs up. Twice is no error."""
@@ -207,6 +212,7 @@ class _FlightConnection(_wire.Connection):
 
   def _write(self, head: bytes, has_payload: bool) -> None:
     """Sends a request."""
+    self._is_written = False
     try:
       if not self._has_begun:
         self._has_begun = True
@@ -217,6 +223,7 @@ class _FlightConnection(_wire.Connection):
         self._batches if has_payload else [],
         self._watchdog.renew,
       )
+      self._is_written = True
     except _flight_stream.STREAM_ERRORS:
       if self._watchdog.has_barked:
         raise

@@ -7,14 +7,17 @@ thread of its own takes requests; whoever owns the weights publishes copies.
 from collections.abc import Callable
 import json
 import logging
+import math
 import threading
 from typing import Any
 
 from jasgd import engine
+from jasgd import traces
 from jasgd.runtime import _inbox
 from jasgd.runtime import _messages
 from jasgd.runtime import _snapshots
 from jasgd.runtime import _wire
+from jasgd.runtime import addresses
 
 _log = logging.getLogger(__name__)
 _Verb = _messages.Verb
@@ -22,10 +25,12 @@ _Verb = _messages.Verb
 # How often it looks whether it is to end, in seconds.
 _TICK = 0.1
 
-# What becomes of weights, or of a force, that somebody sent.
-TAKEN, FULL = 0, 1
+# What becomes of weights, or of a force, that somebody sent: it is taken; there
+# is no room for it; its receiver has made its steps, or ends. And what only a
+# sender can know: that it never came to be taken.
+TAKEN, FULL, DONE, UNTAKEN = range(4)
 
-# Gets a message with a payload, which is to be copied; gives TAKEN or FULL.
+# Gets a message with a payload, which is to be copied; gives one of these.
 Take = Callable[[_messages.Message], int]
 
 
@@ -41,10 +46,12 @@ class Host:
     is_shared: Whether snapshots can be mapped by other processes.
     take: Gets what others send.
     describe: How its owner stands, as JSON can say it.
+    meet: Called with number, address, if any, and time when somebody comes who
+      learns the same.
 
   Attributes:
     inbox: Where requests come in.
-    stopped: Set when somebody asked for the end.
+    stopped: Set when somebody asked for the end, or `run` has failed.
     num_refused: Messages that were no good.
     num_sent: Snapshots that were sent.
   """
@@ -57,6 +64,7 @@ class Host:
     is_shared: bool,
     take: Take,
     describe: Callable[[], dict[str, Any]],
+    meet: Callable[[int, str | None, float], None] = lambda *_: None,
   ) -> None:
     self.inbox = _inbox.Inbox()
     self.stopped = threading.Event()
@@ -66,22 +74,27 @@ class Host:
     self._fingerprint = fingerprint
     self._take = take
     self._describe = describe
+    self._meet = meet
     self._store = _snapshots.SnapshotStore(layout, is_shared=is_shared)
     self._newest: _snapshots.Snapshot | None = None
-    self._newest_step = 0
+    self._newest_step, self._newest_mass = 0, 0.0
     self._leases: dict[_wire.Channel, _snapshots.Snapshot] = {}
     self._friends: set[_wire.Channel] = set()  # They have said who they are.
     # Of the store, the newest and the leases.
     self._lock = threading.Lock()
     self._is_closing = threading.Event()
+    self._error: BaseException | None = None
 
-  def publish(self, weights: Any, version: int, step: int) -> None:
+  def publish(
+    self, weights: Any, version: int, step: int, mass: float = 0.0
+  ) -> None:
     """Shows new weights from now on; returns after one copy.
 
     Args:
       weights: (params, stats), which are copied.
       version: How often they have changed.
       step: How many steps are in them.
+      mass: Of push-sum; else 0.
     """
     with self._lock:
       buffer = self._store.reserve()
@@ -89,14 +102,26 @@ class Host:
     with self._lock:
       old = self._newest
       self._newest = self._store.wrap(0, version, 1.0, buffer)
-      self._newest_step = step
+      self._newest_step, self._newest_mass = step, mass
       if old is not None:
         self._store.end_lease(old)
 
   def run(self) -> None:
-    """Answers until `close` is called."""
-    while not self._is_closing.is_set():
-      self.answer(_TICK)
+    """Answers until `stop` is called, and then what has come before.
+
+    What ends it before that is for `check` to raise, and lets the owner stop.
+    """
+    try:
+      while not self._is_closing.is_set() or len(self.inbox):
+        self.answer(_TICK)
+    except BaseException as error:  # The owner raises it.
+      self._error = error
+      self.stopped.set()
+
+  def check(self) -> None:
+    """Raises what has ended `run`, if anything but `stop` has."""
+    if self._error is not None:
+      raise self._error
 
   def answer(self, timeout: float) -> bool:
     """Handles one request, or the lack of one; whether there was one."""
@@ -134,7 +159,10 @@ class Host:
     elif verb == _Verb.HELLO:
       self._welcome(channel, message)
     elif verb == _Verb.STATUS:
-      text = json.dumps(self._describe())
+      status = self._describe()
+      text = json.dumps(status)
+      if len(text) > _messages.MAX_TEXT:  # There are very many nodes.
+        text = json.dumps({**status, 'members': {}})
       channel.send(_messages.Message(_Verb.ANSWER, text=text))
     elif verb == _Verb.STOP:
       self.stopped.set()
@@ -149,19 +177,22 @@ class Host:
     self, channel: _wire.Channel, message: _messages.Message
   ) -> None:
     """Lets somebody send who learns the same."""
-    if message.text != self._fingerprint:
+    greeting = _read_greeting(message.text)
+    if greeting['fingerprint'] != self._fingerprint:
       raise _messages.MessageError(
         'fingerprint',
         'The other side learns something else: its model, data, batch or seed '
-        f'differ (fingerprint {message.text[:32]!r}, here '
+        f'differ (fingerprint {greeting["fingerprint"][:32]!r}, here '
         f'{self._fingerprint!r}).',
       )
     self._friends.add(channel)
+    self._meet(greeting['node'], greeting['address'], greeting['since'])
     channel.send(_messages.Message(_Verb.ANSWER))
 
   def _send_weights(self, channel: _wire.Channel) -> None:
     with self._lock:
-      snapshot, step = self._newest, self._newest_step
+      snapshot = self._newest
+      step, mass = self._newest_step, self._newest_mass
       if snapshot is None:
         raise _messages.MessageError('early', 'There are no weights yet.')
       old = self._leases.pop(channel, None)
@@ -170,7 +201,9 @@ class Host:
       self._leases[channel] = self._store.lease(snapshot)
     self.num_sent += 1
     channel.send(
-      _messages.Message(_Verb.SNAPSHOT, clock=snapshot.clock, step=step),
+      _messages.Message(
+        _Verb.SNAPSHOT, clock=snapshot.clock, step=step, rate=mass
+      ),
       snapshot.buffer,
     )
 
@@ -200,3 +233,69 @@ class Host:
         'Refused (%s), from %s: %s', refusal.reason, channel.name, refusal
       )
     self.num_refused += 1
+
+
+_GREETING: dict[str, tuple[type, ...]] = {
+  'fingerprint': (str,),
+  'node': (int,),
+  'address': (str, type(None)),
+  'since': (int, float),
+}
+# More than any number of a node: messages have 32 bits for it.
+_MAX_NODES = 1 << 31
+# Letters of a greeting that is no good, in what is said of it.
+_MAX_SHOWN = 200
+
+
+def make_greeting(
+  fingerprint: str, node: int, address: str | None, since: float
+) -> str:
+  """What a node says when it comes to another one.
+
+  Args:
+    fingerprint: Of what it learns.
+    node: Its number.
+    address: Of its Flight; None: it has none.
+    since: When it came there, by its own clock.
+
+  Returns:
+    The text of a HELLO.
+  """
+  values = (fingerprint, node, address, since)
+  return json.dumps(dict(zip(_GREETING, values, strict=True)))
+
+
+def _read_greeting(text: str) -> dict[str, Any]:
+  """What `make_greeting` was given.
+
+  Raises:
+    MessageError: if it was not.
+  """
+  greeting: Any = None
+  try:
+    greeting = json.loads(text)
+    is_good = _is_greeting(greeting)
+  except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
+    is_good = False
+  if not is_good:
+    raise _messages.MessageError(
+      'hello',
+      f'A node says {", ".join(_GREETING)} when it comes: text, a number from '
+      '0 on, HOST:PORT or null, and a finite time; got '
+      f'{text[:_MAX_SHOWN]!r}.',
+    )
+  return greeting
+
+
+def _is_greeting(said: Any) -> bool:
+  """Whether that is one: others are told of it, and must be able to use it."""
+  if not all(type(said[name]) in kinds for name, kinds in _GREETING.items()):
+    return False  # A bool is no number here.
+  node, address = said['node'], said['address']
+  if address is not None:
+    addresses.make_connect(server=address)  # A ValueError if it is none.
+    if not address.isprintable() or int(address.rsplit(':')[-1]) >= 1 << 16:
+      return False
+  return (node == traces.CENTRE or 0 <= node < _MAX_NODES) and math.isfinite(
+    said['since']
+  )

@@ -119,8 +119,8 @@ class _MemoryConnection(_wire.Connection):
     try:
       self._set_deadline(deadline)
       self._socket.send(data)
-    except OSError as error:
-      raise _wire.WireError(f'The server is gone: {error}.') from error
+    except OSError as error:  # A packet goes as a whole, or not at all.
+      raise _wire.UntakenError(f'The server is gone: {error}.') from error
 
   def _receive(self, deadline: float) -> _messages.Message:
     del deadline  # The kernel knows it since the request was sent.
@@ -132,6 +132,9 @@ class _MemoryConnection(_wire.Connection):
       raise _wire.WireError(
         f'The server said nothing within {self._deadline:g} s.'
       ) from error
+    except ConnectionResetError as error:
+      # So the kernel says that what we sent was never read.
+      raise _wire.UntakenError(f'The server is gone: {error}.') from error
     except OSError as error:
       raise _wire.WireError(f'The server is gone: {error}.') from error
     if not size and not ancillary:

@@ -1,6 +1,7 @@
 """How a node mixes with others, over the wire: pull, push, sums, a centre."""
 
 import abc
+from collections.abc import Callable
 import logging
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ from jasgd import engine
 from jasgd import gossip
 from jasgd import traces
 from jasgd.runtime import _buffers
+from jasgd.runtime import _choices
 from jasgd.runtime import _host
 from jasgd.runtime import _messages
 from jasgd.runtime import _node_books
@@ -23,9 +25,6 @@ _Other = _node_weights.Other
 # What others have sent and was not mixed in yet: so many times their number.
 _MAX_WAITING = 4
 
-# A peer, and the weight it has in the mix or the share that it is sent.
-_Choice = list[tuple[int, float]]
-
 
 class Mixing(abc.ABC):
   """What a node does after its steps.
@@ -36,6 +35,10 @@ class Mixing(abc.ABC):
     book: The node's trace.
     layout: Of the weights, as they travel.
     node: Its number.
+
+  Attributes:
+    num_full: Messages that their receiver had no room for.
+    num_done: Messages whose receiver had made its steps, or ended.
   """
 
   def __init__(
@@ -51,6 +54,8 @@ class Mixing(abc.ABC):
     self._book = book
     self._layout = layout
     self._node = node
+    self.num_full = 0
+    self.num_done = 0
 
   @abc.abstractmethod
   def mix(self, round_index: int) -> None:
@@ -58,6 +63,9 @@ class Mixing(abc.ABC):
 
   def rest(self) -> None:  # noqa: B027 - there may be nothing left to do
     """What is left to do for a node that has made its steps."""
+
+  def end(self) -> None:  # noqa: B027 - likewise
+    """Mixes what has come, for the last time: nothing is taken after this."""
 
   def take(self, message: _messages.Message) -> int:
     """Takes in what somebody sent, in the host's thread."""
@@ -68,17 +76,14 @@ class Mixing(abc.ABC):
 class PullMixing(Mixing):
   """Asks peers for their weights, and takes the weighted mean."""
 
-  def __init__(
-    self, strategy: gossip.Pull, num_nodes: int, seed: int, **parts: Any
-  ) -> None:
+  def __init__(self, strategy: gossip.Pull, seed: int, **parts: Any) -> None:
     super().__init__(**parts)
     self._strategy = strategy
-    self._num_nodes = num_nodes
     self._seed = seed
 
   def mix(self, round_index: int) -> None:
     start = self._book.get_time()
-    chosen = choose_peers(
+    chosen = _choices.choose_peers(
       self._strategy,
       self._node,
       self._peers.alive,
@@ -88,22 +93,27 @@ class PullMixing(Mixing):
     )
     others, lost = [], []
     for peer, weight in chosen:
+      asked = self._book.get_time()
       answer = self._peers.pull(peer)
       if answer is None:
-        lost.append(peer)
+        now = self._book.get_time()
+        lost.append(
+          {
+            'peer': peer,
+            'version': -1,
+            'step': self._weights.step,
+            'start_time': asked,
+            'end_time': now,
+          }
+        )
+        start += now - asked  # That was no part of the mix.
       else:
         assert answer.payload is not None
         others.append(
           _Other(peer, answer.clock, answer.step, weight, answer.payload)
         )
     if lost:
-      self._book.write(
-        traces.NodeKind.LOST,
-        [
-          {'peer': peer, 'version': -1, 'step': self._weights.step}
-          for peer in lost
-        ],
-      )
+      self._book.write(traces.NodeKind.LOST, lost)
     if others:
       own_weight = 1 - sum(other.weight for other in others)
       self._weights.mix(others, own_weight, start)
@@ -126,42 +136,54 @@ class PushMixing(Mixing):
     self._has_mass = isinstance(strategy, gossip.PushSum)
     self._pool = _buffers.BufferPool(self._layout.size)
     self._waiting: list[tuple[_Other, _buffers.Buffer]] = []
-    self._lock = threading.Lock()  # Of the two above.
+    self._is_done = self._has_ended = False
+    self._lock = threading.Lock()  # Of the four above.
 
   def mix(self, round_index: int) -> None:
-    kept = 1.0
-    for peer, share in choose_peers(
+    kept, mass = 1.0, self._weights.mass
+    for peer, share in _choices.choose_peers(
       self._strategy, self._node, self._peers.alive, round_index, self._seed
     ):
-      if self._send(peer, share):
+      # Of what it had before it sent anything, whatever the order of peers.
+      if self._send(peer, share * mass if self._has_mass else share):
         kept -= share
     self._mix_waiting(max(0.0, kept))
 
   def rest(self) -> None:
+    with self._lock:
+      self._is_done = True
+    self._mix_waiting(1.0)
+
+  def end(self) -> None:
+    with self._lock:
+      self._has_ended = True
     self._mix_waiting(1.0)
 
   def take(self, message: _messages.Message) -> int:
     _check_sender(message, self._node, self._num_nodes)
     assert message.payload is not None  # The host sees to that.
     with self._lock:
+      # It would keep all mass, and the steps of the slower count by theirs.
+      is_slower = message.step < self._weights.step
+      if self._is_done and self._has_mass and is_slower:
+        return _host.DONE
       if len(self._waiting) >= _MAX_WAITING * self._num_nodes:
         return _host.FULL
       buffer = self._pool.take()
-      np.copyto(buffer.array, message.payload)
-      other = _Other(
-        message.learner,
-        message.clock,
-        message.step,
-        message.rate,
-        buffer.array,
-      )
+    np.copyto(buffer.array, message.payload)
+    other = _Other(
+      message.learner, message.clock, message.step, message.rate, buffer.array
+    )
+    with self._lock:
+      if self._has_ended:  # What is mixed and saved does not have it.
+        self._pool.give_back(buffer)
+        return _host.DONE
       self._waiting.append((other, buffer))
     return _host.TAKEN
 
-  def _send(self, peer: int, share: float) -> bool:
-    """Sends weights, with a part of the mass; whether that part is gone."""
+  def _send(self, peer: int, part: float) -> bool:
+    """Sends weights, with a share or a mass; whether that is gone."""
     weights = self._weights
-    part = share * weights.mass if self._has_mass else share
     fate = self._peers.push(
       peer,
       _messages.Message(
@@ -173,7 +195,17 @@ class PushMixing(Mixing):
       ),
       weights.pack,
     )
+    if fate == _host.UNTAKEN:
+      return False
+    if fate == _host.DONE:
+      self.num_done += 1
+      return False
     if fate == _host.FULL:  # It has more than it can mix: not now.
+      if not self.num_full:
+        _log.warning(
+          'Node %d has no room: it was sent more than it has mixed.', peer
+        )
+      self.num_full += 1
       return False
     if self._has_mass:
       weights.mass = max(0.0, weights.mass - part)
@@ -220,13 +252,14 @@ class ElasticMixing(Mixing):
     self,
     strategy: gossip.Elastic,
     patience: float,
-    stopped: threading.Event,
+    is_stopping: Callable[[], bool],
     **parts: Any,
   ) -> None:
     super().__init__(**parts)
     self._strategy = strategy
     self._patience = patience
-    self._stopped = stopped
+    self._is_stopping = is_stopping
+    self._has_waited = False  # Since the centre was there.
 
   def mix(self, round_index: int) -> None:
     del round_index
@@ -257,7 +290,7 @@ class ElasticMixing(Mixing):
       ),
       lambda buffer: self._layout.pack(force, buffer),
     )
-    if fate is None:
+    if fate != _host.TAKEN:
       self._book.write(
         traces.NodeKind.LOST,
         [
@@ -270,55 +303,26 @@ class ElasticMixing(Mixing):
       )
 
   def _ask(self) -> _messages.Message | None:
-    """The centre's weights; waits for a centre that is being restarted."""
+    """The centre's weights; waits, once, for one that is being restarted."""
     answer = self._peers.pull(traces.CENTRE)
-    if answer is None and self._peers.wait_for(
-      1, self._patience, self._stopped
-    ):
-      answer = self._peers.pull(traces.CENTRE)
+    if answer is None and not self._has_waited:
+      self._has_waited = True
+      if self._peers.wait_for(1, self._patience, self._is_stopping):
+        answer = self._peers.pull(traces.CENTRE)
+    if answer is not None:
+      self._has_waited = False
     return answer
-
-
-def choose_peers(
-  strategy: gossip.Gossip,
-  node: int,
-  alive: list[int],
-  round_index: int,
-  seed: int,
-  weight: float = 0.5,
-) -> _Choice:
-  """Whom a node's mix is with: those who are alive, without itself.
-
-  Args:
-    strategy: Says how peers are drawn.
-    node: Who asks.
-    alive: The others that can be reached.
-    round_index: The number of the mix.
-    seed: Of the run.
-    weight: Of a random peer.
-
-  Returns:
-    Peers and their weights.
-  """
-  if not isinstance(strategy.peers, str):
-    row = strategy.peers.matrix(round_index % strategy.peers.num_rounds)[node]
-    return [(peer, float(row[peer])) for peer in alive if row[peer] > 0]
-  members = sorted([node, *alive])
-  drawn = gossip.draw_peers(
-    strategy.peers, len(members), seed=seed, first_round=round_index
-  )
-  peer = members[drawn[0, members.index(node)]]
-  return [] if peer == node else [(peer, weight)]
 
 
 def _check_sender(
   message: _messages.Message, node: int, num_nodes: int
 ) -> None:
   """Raises a MessageError if nobody can have sent this."""
-  if message.learner == node or message.learner < 0:
+  if message.learner == node or not 0 <= message.learner < num_nodes:
     raise _messages.MessageError(
       'learner',
-      f'The sender must be another node than {node}, got {message.learner}.',
+      f'The sender must be another node than {node}, from 0 to '
+      f'{num_nodes - 1}, got {message.learner}.',
     )
   if min(message.clock, message.step) < 0:
     raise _messages.MessageError(

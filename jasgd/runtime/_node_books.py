@@ -17,6 +17,12 @@ class NodeBook:
     header: Of a new file.
     node: Its number, or `traces.CENTRE`.
     origin: The time of day at which the run began: times count from there.
+
+  Attributes:
+    origin: The same; an earlier one may be told later.
+    last_version: The largest version that was written.
+    num_mixes: The number of the next mix.
+    num_means: The number of the next all-reduce, as far as this node knows.
   """
 
   def __init__(
@@ -28,9 +34,10 @@ class NodeBook:
       path, None if path.exists() else header
     )
     self._node = node
-    self._origin = origin
+    self.origin = origin
     self.last_version = 0
     self.num_mixes = 0
+    self.num_means = 0
     if num_records := self._writer.num_records:
       size = num_records * traces.NODE_RECORD.itemsize
       records = np.memmap(
@@ -38,10 +45,12 @@ class NodeBook:
       )
       self.last_version = int(records['version'].max(initial=0))
       self.num_mixes = int(records['mix'].max(initial=-1)) + 1
+      means = records['peer_version'][records['peer'] == traces.ALL]
+      self.num_means = int(means.max(initial=-1)) + 1
 
   def get_time(self) -> float:
     """Seconds since the run began."""
-    return time.time() - self._origin
+    return time.time() - self.origin
 
   def write(self, kind: traces.NodeKind, rows: list[dict[str, Any]]) -> None:
     """Adds records, which outlive this process from now on.

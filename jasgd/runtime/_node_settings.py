@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -62,6 +63,14 @@ class NodeSettings:
       raise ValueError(
         f'The task {self.task.name!r} is streamed; nodes need its data.'
       )
+
+  @property
+  def way(self) -> str:
+    """How the nodes train, as text: the same for all who train together."""
+    config = self.header.get('config', {})
+    chosen = {name: config.get(name) for name in ('optimizer', 'schedule')}
+    strategy = self.strategy.describe()
+    return f' {strategy} {self.num_nodes} {json.dumps(chosen, sort_keys=True)}'
 
   @property
   def averages(self) -> str:

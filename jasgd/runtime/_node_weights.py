@@ -106,7 +106,7 @@ class NodeWeights:
   def publish(self) -> None:
     """Shows the weights as they are now."""
     weights = (self.state.params, self.state.stats)
-    self._host.publish(weights, self.version, self.step)
+    self._host.publish(weights, self.version, self.step, self.mass)
 
   # --- Changes.
 

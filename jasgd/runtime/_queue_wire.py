@@ -133,7 +133,7 @@ class _QueueConnection(_wire.Connection):
     del deadline  # It takes no time.
     payload = self._sent if has_payload else None
     if not self._channel.receive(dataclasses.replace(message, payload=payload)):
-      raise _wire.WireError('The connection is closed.')
+      raise _wire.UntakenError('The connection is closed.')
 
   def close(self) -> None:
     self._channel.leave()

@@ -137,17 +137,20 @@ class ServerSettings:
     return math.ceil(self.num_epochs * self.task.num_samples)
 
 
-def make_fingerprint(task: tasks.Task, layout: engine.Layout, seed: int) -> str:
+def make_fingerprint(
+  task: tasks.Task, layout: engine.Layout, seed: int, way: str = ''
+) -> str:
   """A text by which a server knows that a learner learns the same.
 
   Args:
     task: What is learned.
     layout: Of its weights, as they travel.
     seed: Of its minibatches.
+    way: What else must be the same.
 
   Returns:
     The same for the same; else, almost surely, another.
   """
-  text = f'{task.name} {task.batch} {task.num_samples} {seed}'
+  text = f'{task.name} {task.batch} {task.num_samples} {seed}{way}'
   digest = hashlib.sha256(f'{text} {layout.fingerprint}'.encode()).hexdigest()
   return digest[:16]

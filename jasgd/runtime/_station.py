@@ -1,11 +1,14 @@
 """Where a node, or the centre, lives: its files, its wires, its host."""
 
+from collections.abc import Callable
 import contextlib
 import os
 import threading
 import time
 from typing import Any
 
+from jasgd import engine
+from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _crash
@@ -16,6 +19,7 @@ from jasgd.runtime import _saver
 from jasgd.runtime import _settings
 from jasgd.runtime import addresses
 from jasgd.runtime import hosting
+from jasgd.runtime import members
 
 
 class Station:
@@ -25,6 +29,7 @@ class Station:
     settings: What it was told.
     run: The folder of the run.
     node: Its number, or `traces.CENTRE`.
+    registry: Where others are.
     take: Gets what others send.
     describe: How it stands, as JSON can say it.
     wires: On which it will listen.
@@ -35,6 +40,9 @@ class Station:
     fingerprint: By which others know that it learns the same.
     book: Its trace.
     host: Shows its weights.
+    met: Numbers of all who have come.
+    returned: Those who were started again since, and came back; its owner
+      may forget them.
   """
 
   def __init__(
@@ -42,14 +50,21 @@ class Station:
     settings: _node_settings.NodeSettings,
     run: workdirs.Workdir,
     node: int,
+    registry: members.Registry,
     *,
     take: _host.Take,
-    describe: Any,
+    describe: Callable[[], dict[str, Any]],
     wires: tuple[str, ...],
   ) -> None:
     self._stack = contextlib.ExitStack()
     self._settings = settings
-    self.folder = find_folder(run, node)
+    self._run = run
+    self._node = node
+    self._registry = registry
+    self.met: set[int] = set()
+    self.returned: set[int] = set()
+    self._since: dict[int, float] = {}
+    self.folder = members.find_folder(run, node)
     self._stack.enter_context(
       workdirs.hold_workdir(
         self.folder, 'node', patience=settings.deadlines.end
@@ -57,7 +72,7 @@ class Station:
     )
     self.layout = settings.make_layout()
     self.fingerprint = _settings.make_fingerprint(
-      settings.task, self.layout, settings.seed
+      settings.task, self.layout, settings.seed, settings.way
     )
     name = 'centre' if node == traces.CENTRE else f'node-{node}'
     self.book = _node_books.NodeBook(
@@ -69,7 +84,8 @@ class Station:
       self.fingerprint,
       is_shared='memory' in wires,
       take=take,
-      describe=describe,
+      describe=lambda: self._describe(describe()),
+      meet=self._meet,
     )
     self._stack.callback(self.host.close)
     self._saved_at = time.monotonic()
@@ -77,11 +93,31 @@ class Station:
       self.folder, self.book, _crash.CrashPoints(''), lambda: 0
     )
 
+  def _describe(self, status: dict[str, Any]) -> dict[str, Any]:
+    """What others hear of it."""
+    began_with = status.get('began_with', ())
+    return {
+      **status,
+      'node': self._node,
+      # Who was started again has begun with nobody yet.
+      'began_with': [each for each in began_with if each not in self.returned],
+      'num_sent': self.host.num_sent,
+      'num_refused': self.host.num_refused,
+      'origin': self.book.origin,
+      'members': self._registry.tell(),
+    }
+
   def _make_header(self) -> dict[str, Any]:
     """What replay and reports need to know."""
     settings = self._settings
+    means: dict[str, Any] = {}
+    if isinstance(settings.strategy, gossip.AllReduce):
+      means['messages_per_mean'] = engine.count_mean_messages(
+        self.layout.size, settings.num_nodes
+      )
     return {
       **settings.header,
+      **means,
       'is_recorded': True,
       'strategy': settings.strategy.describe(),
       'averages': settings.averages,
@@ -109,6 +145,15 @@ class Station:
       return found[0], found[2]
     return (state, start) if self.book.last_version else None
 
+  def find_steps(self) -> dict[int, int]:
+    """The clocks of all checkpoints, by their steps."""
+    found = {}
+    for clock in workdirs.list_checkpoints(self.folder):
+      position = workdirs.read_position(self.folder, clock)
+      assert position is not None  # It is in the list.
+      found[position['step']] = clock
+    return found
+
   def load(self, state: Any, clock: int) -> tuple[Any, dict[str, Any]]:
     """State and position of a checkpoint.
 
@@ -123,6 +168,12 @@ class Station:
     assert found is not None  # Somebody has seen it.
     return found[0], found[2]
 
+  @property
+  def is_due(self) -> bool:
+    """Whether the last checkpoint is old."""
+    age = time.monotonic() - self._saved_at
+    return age > self._settings.checkpoint_seconds
+
   def save_if_due(self, state: Any, position: dict[str, Any]) -> None:
     """Begins a checkpoint if the last one is old, and something has changed.
 
@@ -130,10 +181,7 @@ class Station:
       state: Like an `engine.Node`; it is copied.
       position: What else there is to know; it has the version as `clock`.
     """
-    is_due = (
-      time.monotonic() - self._saved_at > self._settings.checkpoint_seconds
-    )
-    if is_due and not self._saver.is_busy:
+    if self.is_due and not self._saver.is_busy:
       self.save(state, position)
 
   def finish(self, state: Any, position: dict[str, Any]) -> None:
@@ -163,8 +211,12 @@ class Station:
   def open(self, place: hosting.Place) -> None:
     """Lets others come: the host answers them, in a thread of its own."""
     found = hosting.listen(
-      self.host.inbox, self.layout.size, self.folder, place, self._stack
+      self.host.inbox, self.layout.size, self._run, place, self._stack
     )
+    self._came_at = time.time()
+    self._address = found.get('flight')
+    if self._address is not None:
+      self._registry.note(self._node, self._address, self._came_at)
     self._thread = threading.Thread(target=self.host.run, name='jasgd-host')
     self._thread.start()
     # Before the listeners are closed, which its thread owns.
@@ -174,10 +226,30 @@ class Station:
     )
     self._stack.callback(self.folder.server.unlink, missing_ok=True)
 
+  def _meet(self, node: int, address: str | None, since: float) -> None:
+    """Somebody has come, who can be found at an address."""
+    self.met.add(node)
+    if self._since.setdefault(node, since) != since:
+      self._since[node] = since
+      self.returned.add(node)
+    if address is not None:
+      self._registry.note(node, address, since)
+
+  def greet(self) -> str:
+    """What it says to others when it comes: who it is, and where."""
+    return _host.make_greeting(
+      self.fingerprint, self._node, self._address, self._came_at
+    )
+
   def hang_up(self) -> None:
-    """Answers nobody any more. Twice is no error."""
+    """Answers nobody any more. Twice is no error.
+
+    Raises:
+      OSError: or whatever else has ended the host before.
+    """
     self.host.stop()
     self._thread.join()
+    self.host.check()
 
   def close(self) -> None:
     """Hangs up, and closes all files."""
@@ -185,9 +257,3 @@ class Station:
       self._saver.wait()
     finally:
       self._stack.close()
-
-
-def find_folder(run: workdirs.Workdir, node: int) -> workdirs.Workdir:
-  """Where a node, or the centre, keeps its address and its checkpoints."""
-  name = 'centre' if node == traces.CENTRE else str(node)
-  return workdirs.Workdir(run.root / 'nodes' / name)

@@ -19,6 +19,10 @@ class WireError(ConnectionError):
   """The other side is gone, or was silent for too long."""
 
 
+class UntakenError(WireError):
+  """The other side has hung up, and nothing was done about the request."""
+
+
 class RefusedError(ValueError):
   """The server refused a request; the text says why."""
 
@@ -140,6 +144,8 @@ class Connection(abc.ABC):
     Raises:
       WireError: if the server is gone, silent, or talks nonsense. The
         connection is closed then.
+      UntakenError: the same, if it is known that the request did not come
+        to be handled, by a server that answers whatever it handles.
       RefusedError: if the answer is REFUSED.
     """
     try:

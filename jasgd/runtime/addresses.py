@@ -4,6 +4,7 @@ A server leaves its address in the workdir, and removes it when it ends. Whoever
 connects reads it each time, as a server that was started again has another.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -24,6 +25,13 @@ WIRES = ('auto', 'memory', 'flight')
 TOKEN_VARIABLE = 'JASGD_TOKEN'
 
 _ADDRESS = re.compile(r'(grpc\+(tcp|tls)://)?[^\s/:]+(:[^\s/:]+)*:\d{1,5}')
+
+
+def find_free_port() -> int:
+  """A port of this machine that is free now, for one who cannot look."""
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    return probe.getsockname()[1]
 
 
 def write_address(
@@ -73,8 +81,8 @@ def make_connect(
     raise ValueError(f'Unknown wire {wire!r}. Known: {", ".join(WIRES)}.')
   if workdir is None and not server:
     raise ValueError("Give the server's workdir or its address.")
-  if server and not _ADDRESS.fullmatch(server):
-    raise ValueError(f'The server must be given as HOST:PORT, got {server!r}.')
+  if server:
+    check_address(server)
 
   def connect(payload_size: int) -> _wire.Connection:
     addresses = {'flight': _complete(server, tls)}
@@ -97,6 +105,18 @@ def make_connect(
     )
 
   return connect
+
+
+def check_address(address: str) -> None:
+  """Raises a ValueError if a text is no 'HOST:PORT', with or without a scheme.
+
+  Args:
+    address: Where somebody may listen.
+  """
+  if not _ADDRESS.fullmatch(address):
+    raise ValueError(f'An address must be given as HOST:PORT, got {address!r}.')
+  if int(address.rpartition(':')[2]) >= 1 << 16:
+    raise ValueError(f'A port must be below 65536, got {address!r}.')
 
 
 def _complete(server: str, tls: _flight_security.Tls | None) -> str:
@@ -152,13 +172,22 @@ def identify_host() -> str:
 
 
 def make_token(workdir: workdirs.Workdir) -> str:
-  """The token of a run: made once, for its owner's eyes."""
+  """The token of a run: made once, for its owner's eyes.
+
+  Args:
+    workdir: Of the run. Several processes may ask at once.
+
+  Returns:
+    What is in its file; a new one has what the environment says, if it does.
+  """
   if not workdir.token.exists():
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     part = workdir.token.with_name(f'token.{secrets.token_hex(4)}.part')
     with os.fdopen(os.open(part, flags, 0o600), 'w') as file:
-      file.write(secrets.token_hex(32))
-    os.replace(part, workdir.token)
+      file.write(os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):  # Somebody was faster.
+      os.link(part, workdir.token)
+    part.unlink()
   token = find_token(workdir)
   assert token is not None  # It was written just now.
   return token

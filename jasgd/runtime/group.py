@@ -12,37 +12,25 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from jasgd import engine
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.runtime import _group_losses
+from jasgd.runtime import _group_mesh
+from jasgd.runtime import _group_votes
 from jasgd.runtime import _messages
 from jasgd.runtime import _node_settings
 from jasgd.runtime import _station
 from jasgd.runtime import hosting
+from jasgd.runtime import members
 
 _log = logging.getLogger(__name__)
 
-# Steps between two votes on whether to stop.
-_VOTE_EVERY = 10
 # Between two looks of a node that has made its steps, in seconds.
 _INTERVAL = 0.05
-
-
-def join_group(coordinator: str, num_nodes: int, node: int) -> None:
-  """Makes this process one of a group; before anything is computed.
-
-  Args:
-    coordinator: 'HOST:PORT', where the first process listens.
-    num_nodes: How many processes there are.
-    node: Which one this is.
-  """
-  # A CPU's own collectives reach no other process.
-  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  # It would take SIGTERM for itself, and never give it back.
-  jax.config.update('jax_enable_preemption_service', False)
-  jax.distributed.initialize(coordinator, num_nodes, node)
+# For which a node stays that ends with another one, so that it can be seen why.
+_STOPPED_LINGER = 3.0
 
 
 class GroupNode:
@@ -52,10 +40,10 @@ class GroupNode:
     settings: What to do.
     run: The folder of the run.
     node: Its number.
+    registry: Says where this node is.
     place: Where it listens, for those who look.
-    resume_at: The checkpoint to go on from; None: from the start.
-    first_number: Of the next all-reduce.
-    save_every: Steps between checkpoints, which all nodes make at once.
+    linger: Seconds for which it stays when all steps are made, unless it is
+      told to end: whoever started it may want to look.
     stopped: Set, it asks all to end in good order.
   """
 
@@ -64,43 +52,47 @@ class GroupNode:
     settings: _node_settings.NodeSettings,
     run: workdirs.Workdir,
     node: int,
+    registry: members.Registry,
     place: hosting.Place,
     *,
-    resume_at: int | None,
-    first_number: int,
-    save_every: int,
+    linger: float = math.inf,
     stopped: threading.Event,
   ) -> None:
     self._settings = settings
     self._node = node
+    self._registry = registry
     self._place = place
-    self._number = first_number
-    self._save_every = save_every
+    self._linger = linger
     self._stopped = stopped
     self._station = _station.Station(
       settings,
       run,
       node,
+      registry,
       take=_refuse,
       describe=self.describe,
       wires=place.wires,
     )
-    self._program = engine.make_device_program(
-      settings.task,
-      settings.optimizer,
-      settings.strategy,
-      num_nodes=settings.num_nodes,
-      runner='shard_map',
-      seed=settings.seed,
-      get_rate=settings.get_rate,
-      init=settings.init,
+    mesh = _group_mesh.make_mesh(settings.num_nodes)
+    self._average = engine.make_group_average(mesh)
+    self._functions = engine.make_node_functions(
+      settings.task, settings.optimizer, self._station.layout
     )
-    self._state = self._program.init()
+    self._state = self._functions.start(settings.make_weights())
     self._step = self._version = 0
     self._loss = math.nan
-    self._has_begun = self._is_done = self._is_diverged = False
-    if resume_at is not None:
-      self._restore(resume_at)
+    self._has_begun = self._is_diverged = self._is_stopped = False
+    self._is_done = False
+    self._number = 0
+    self._votes = _group_votes.Votes(_group_mesh.make_tell_all(mesh))
+    self._losses = _group_losses.Losses(
+      node,
+      settings.num_nodes,
+      registry,
+      self._station.layout.size,
+      settings.deadlines.end,
+      lambda: self._step,
+    )
 
   def describe(self) -> dict[str, Any]:
     """How it stands, as JSON can say it."""
@@ -111,66 +103,139 @@ class GroupNode:
       'version': self._version,
       'mass': 0.0,
       'loss': self._loss if math.isfinite(self._loss) else None,
-      'num_refused': self._station.host.num_refused,
       'has_begun': self._has_begun,
       'is_done': self._is_done,
+      'is_stopped': self._is_stopped,
       'is_diverged': self._is_diverged,
     }
 
   def run(self) -> None:
-    """Trains until all steps are made, and it is told to end."""
+    """Trains until all steps are made, or anybody is told to end.
+
+    Raises:
+      GroupError: if another process was lost.
+    """
     try:
+      self._begin()
+      with self._losses.mind():
+        self._train()
+      self._is_done = self._is_diverged or (
+        self._step >= self._settings.num_steps
+      )
       self._publish()
-      self._station.open(self._place)
-      self._train()
-      self._is_done = True
-      self._publish()
-      while not self._is_stopping():
-        self._stopped.wait(_INTERVAL)
-      self._station.finish(self._get_node(), self._position)
+      self._station.save(self._state, self._position)
+      self._stay()
+      self._station.finish(self._state, self._position)
     finally:
       self._station.close()
 
+  def _begin(self) -> None:
+    """Finds where all can go on, and lets all know where all are."""
+    checkpoints = self._station.find_steps()
+    with self._losses.mind():
+      self._number = self._votes.agree_on_number(self._station.book.num_means)
+      step = self._votes.agree_on_step(checkpoints)
+    self._restore(None if step is None else checkpoints[step])
+    self._publish()
+    self._station.open(self._place)
+    address, since = self._registry.tell().get(str(self._node), ['', 0.0])
+    with self._losses.mind():
+      found = self._votes.exchange_addresses(address)
+    for node, other in enumerate(found):
+      if other and node != self._node:
+        self._registry.note(node, other, since)
+    self._losses.have_met = True
+
+  def _stay(self) -> None:
+    """Lets others look, until it is told to end."""
+    linger = self._linger if self._is_done else _STOPPED_LINGER
+    done_at = time.monotonic()
+    while not self._is_stopping() and time.monotonic() - done_at < linger:
+      self._stopped.wait(_INTERVAL)
+
+  # --- Steps.
+
   def _train(self) -> None:
-    vote = make_vote(self._settings.num_nodes)
-    while self._step < self._settings.num_steps and not self._is_diverged:
-      # All must stop at the same step, or some would wait for ever.
-      if self._step % _VOTE_EVERY == 0 and vote(self._is_stopping()):
-        return
-      self._make_step()
-      if self._step % self._save_every == 0:
+    vote_at = self._step
+    while self._step < self._settings.num_steps:
+      # All must save, and stop, at the same step, or could not go on together.
+      if self._step == vote_at:
         self._publish()
-        self._station.save(self._get_node(), self._position)
+        num_steps = self._vote()
+        if not num_steps:
+          return
+        vote_at += num_steps
+      self._make_step()
+
+  def _vote(self) -> int:
+    """Saves if that is due for anybody.
+
+    Returns:
+      The number of steps until the next vote; 0 if all are to stop.
+    """
+    verdict = self._votes.vote(
+      is_stopping=self._is_stopping(),
+      is_diverged=self._is_diverged,
+      is_due=self._station.is_due,
+    )
+    self._is_diverged = verdict.is_diverged
+    if verdict.stopping:
+      self._is_stopped = True
+      names = ', '.join(map(members.name_member, verdict.stopping))
+      _log.info(
+        'Stopped at step %d, with all others: %s was told to end. Started '
+        'again, they go on from there.',
+        self._step,
+        names,
+      )
+    if verdict.stopping or verdict.is_diverged:
+      return 0  # There is a checkpoint at the end.
+    if verdict.is_due:
+      self._station.save(self._state, self._position)
+    return verdict.num_steps
 
   def _make_step(self) -> None:
-    """A step of all nodes: a program that ends for all at once."""
+    """A gradient, or a step, of this node; and a mean of all: they wait."""
     book, settings = self._station.book, self._settings
-    start, begin = book.get_time(), time.perf_counter()
-    settings.rest(self._node, begin)
-    computed = book.get_time()
-    self._state, losses = self._program.step(self._state)
-    self._loss = float(losses.addressable_shards[0].data[0])  # Waits for it.
-    self._is_diverged = not math.isfinite(self._loss)
+    begun = (book.get_time(), time.perf_counter())
+    rate = settings.find_rate(self._step)
+    weights = (self._state.params, self._state.stats)
+    where = (settings.task.data, settings.seed, self._node, self._step)
+    if settings.averages == 'gradients':
+      found = self._functions.gradient(*weights, *where)
+      self._note_step(found.loss, *begun)
+      computed = book.get_time()
+      mean = self._average((found.gradient, found.stats))
+      self._state = self._functions.update(self._state, mean, rate)
+      self._note_mean(computed)
+      return
+    self._state, loss = self._functions.step(self._state, *where, rate)
+    self._note_step(loss, *begun)
+    if self._step % settings.strategy.period == 0:
+      computed = book.get_time()
+      params, stats = self._average((self._state.params, self._state.stats))
+      self._state = self._state._replace(params=params, stats=stats)
+      self._note_mean(computed)
+
+  def _note_step(self, loss: jax.Array, start: float, begin: float) -> None:
+    """Waits for what was computed since then, and writes it down."""
+    self._loss = float(loss)
+    self._settings.rest(self._node, begin)
+    self._is_diverged |= not math.isfinite(self._loss)
     self._has_begun = True
     self._step += 1
     self._version += 1
-    row = {'version': self._version, 'step': self._step}
-    book.write(
-      traces.NodeKind.STEP,
-      [
-        {
-          **row,
-          'peer_version': self._version - 1,
-          'start_time': start,
-          'end_time': computed,
-        }
-      ],
-    )
-    if self._step % settings.strategy.period == 0:
-      self._note_mean(computed)
+    row = {
+      'version': self._version,
+      'step': self._step,
+      'peer_version': self._version - 1,
+      'start_time': start,
+    }
+    self._station.book.write(traces.NodeKind.STEP, [row])
 
   def _note_mean(self, start: float) -> None:
-    """Writes down that all were averaged."""
+    """Waits for the mean of all, and writes it down."""
+    jax.block_until_ready(self._state)
     self._version += 1
     share = 1 / self._settings.num_nodes
     row = {
@@ -188,62 +253,31 @@ class GroupNode:
     self._number += 1
 
   def _publish(self) -> None:
-    node = self._get_node()
-    weights = (node.params, node.stats)
+    weights = (self._state.params, self._state.stats)
     self._station.host.publish(weights, self._version, self._step)
-
-  def _get_node(self) -> engine.Node:
-    """What this process has, on the host."""
-    arrays = self._program.fetch(self._state)
-    return jax.tree.map(lambda leaf: leaf[0], arrays.node)
 
   @property
   def _position(self) -> dict[str, Any]:
     return {'clock': self._version, 'step': self._step, 'mass': 0.0}
 
-  def _restore(self, clock: int) -> None:
-    node, position = self._station.load(self._get_node(), clock)
-    self._step = position['step']
-    self._version = self._station.book.last_version + 1
-    rows = jax.tree.map(lambda leaf: np.asarray(leaf)[None], node)
-    arrays = self._program.fetch(self._state)._replace(node=rows)
-    self._state = self._program.place(arrays, self._step)
+  def _restore(self, clock: int | None) -> None:
+    """Goes on from a checkpoint; or, if there is none, from the start."""
+    last_version = self._station.book.last_version
+    if clock is not None:
+      self._state, position = self._station.load(self._state, clock)
+      self._step = position['step']
+    elif not last_version:
+      return  # It has never been here.
+    self._version = last_version + 1
     row = {
       'version': self._version,
-      'peer_version': clock,
+      'peer_version': clock or 0,
       'step': self._step,
     }
     self._station.book.write(traces.NodeKind.RESTART, [row])
 
   def _is_stopping(self) -> bool:
     return self._stopped.is_set() or self._station.host.stopped.is_set()
-
-
-def make_vote(num_nodes: int) -> Any:
-  """A function by which all processes find out whether any wants something.
-
-  Args:
-    num_nodes: How many there are.
-
-  Returns:
-    A function of what this one wants; all must call it together.
-  """
-  mesh = jax.make_mesh(
-    (num_nodes,), ('nodes',), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-  sharding = jax.sharding.NamedSharding(mesh, jax.P('nodes'))
-  count = jax.jit(
-    lambda flags: flags.sum(),
-    out_shardings=jax.sharding.NamedSharding(mesh, jax.P()),
-  )
-
-  def vote(wants: bool) -> bool:
-    flags = jax.make_array_from_callback(
-      (num_nodes,), sharding, lambda _: np.full(1, wants, np.int32)
-    )
-    return bool(count(flags))
-
-  return vote
 
 
 def _refuse(message: _messages.Message) -> int:

@@ -4,7 +4,6 @@ It steps on its own weights, shows them to whoever asks, and mixes with live
 others every few steps. Its files are its own: trace, checkpoints, address.
 """
 
-from collections.abc import Callable, Mapping
 import logging
 import math
 import threading
@@ -14,19 +13,23 @@ from typing import Any
 from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.runtime import _messages
 from jasgd.runtime import _mixing
 from jasgd.runtime import _node_settings
 from jasgd.runtime import _node_weights
 from jasgd.runtime import _peers
 from jasgd.runtime import _station
 from jasgd.runtime import hosting
+from jasgd.runtime import members
 
 _log = logging.getLogger(__name__)
 
 # Between two looks of a node that has made its steps, in seconds.
 _INTERVAL = 0.05
-
-Find = Callable[[], Mapping[int, _peers.Connect]]
+# For those to be reached who have come, in seconds.
+_GRACE = 1.0
+# Between two words on how it stands, in seconds.
+_LOG_INTERVAL = 10.0
 
 
 class Peer:
@@ -37,10 +40,10 @@ class Peer:
     run: The folder of the run; a node that is there goes on from its last
       checkpoint.
     node: Its number.
-    find: Gives ways to connect to the others that are known, or to the centre.
+    registry: Where the others are.
     place: Where it listens.
-    waits: Whether it stays when all have made their steps, until it is told to
-      end: whoever started it may want to look.
+    linger: Seconds for which it stays when all have made their steps, unless it
+      is told to end: whoever started it may want to look.
     stopped: Set, it ends the node in good order.
   """
 
@@ -49,26 +52,27 @@ class Peer:
     settings: _node_settings.NodeSettings,
     run: workdirs.Workdir,
     node: int,
-    find: Find,
+    registry: members.Registry,
     place: hosting.Place,
     *,
-    waits: bool = True,
+    linger: float = math.inf,
     stopped: threading.Event | None = None,
   ) -> None:
     self._settings = settings
     self._node = node
-    self._find = find
+    self._registry = registry
     self._place = place
-    self._waits = waits
+    self._linger = linger
     self._stopped = threading.Event() if stopped is None else stopped
-    self._is_done = self._is_diverged = False
-    self._came_at = time.monotonic()
-    self._mixing: _mixing.Mixing
+    self._is_resumed = self._is_done = self._is_diverged = False
+    self._mixing: _mixing.Mixing | None = None
+    self._peers: _peers.Peers | None = None
     self._station = _station.Station(
       settings,
       run,
       node,
-      take=lambda message: self._mixing.take(message),
+      registry,
+      take=self._take,
       describe=self.describe,
       wires=place.wires,
     )
@@ -92,9 +96,11 @@ class Peer:
       'version': weights.version,
       'mass': weights.mass,
       'loss': weights.loss if math.isfinite(weights.loss) else None,
-      'num_refused': self._station.host.num_refused,
+      'num_full': 0 if self._mixing is None else self._mixing.num_full,
+      'num_done': 0 if self._mixing is None else self._mixing.num_done,
       'has_begun': bool(self._began_with),
       'began_with': self._began_with,
+      'is_resumed': self._is_resumed,
       'is_done': self._is_done,
       'is_diverged': self._is_diverged,
     }
@@ -107,38 +113,56 @@ class Peer:
     """
     try:
       self._weights.warm_up()
-      is_new = self._restore()
+      self._restore()
+      self._registry.ask_strangers()
+      self._registry.check_free(self._node)
       peers = _peers.Peers(
-        self._find,
-        self._station.fingerprint,
+        self._registry,
+        self._is_wanted,
+        self._station.greet,
         self._station.layout.size,
         self._settings.deadlines.step,
+        self._settings.deadlines.silence,
       )
+      self._peers = peers
       try:
-        self._mixing = self._make_mixing(peers)
+        mixing = self._mixing = self._make_mixing(peers)
         self._weights.publish()
         self._station.open(self._place)
-        self._begin(peers, is_new)
-        self._train()
-        self._rest(peers)
+        peers.start()
+        self._begin(peers)
+        self._train(mixing)
+        self._rest(mixing, peers)
       finally:
         peers.close()
-      self._finish()
+      self._finish(mixing)
     finally:
       self._station.close()
     return self.describe()
 
+  def _take(self, message: _messages.Message) -> int:
+    """Takes in what somebody sent, in the host's thread."""
+    assert self._mixing is not None  # Before that, nobody can reach it.
+    return self._mixing.take(message)
+
   # --- The beginning.
 
-  def _restore(self) -> bool:
-    """Goes to the last checkpoint; whether there is none."""
+  def _is_wanted(self, member: int) -> bool:
+    """Whether it mixes with somebody: the centre if there is one, or nodes."""
+    if isinstance(self._settings.strategy, gossip.Elastic):
+      return member == traces.CENTRE
+    return member != self._node and 0 <= member < self._settings.num_nodes
+
+  def _restore(self) -> None:
+    """Goes to the last checkpoint; or, if there is none, to the start."""
     weights = self._weights
     if isinstance(self._settings.strategy, gossip.PushSum):
       weights.mass = 1.0
     found = self._station.restore(weights.state, weights.position)
     if found is not None:
       weights.restore(*found)
-    return found is None
+    folder = self._station.folder
+    self._is_resumed = bool(workdirs.list_checkpoints(folder))
 
   def _make_mixing(self, peers: _peers.Peers) -> _mixing.Mixing:
     settings, strategy = self._settings, self._settings.strategy
@@ -151,44 +175,75 @@ class Peer:
     }
     if isinstance(strategy, gossip.Elastic):
       return _mixing.ElasticMixing(
-        strategy, settings.deadlines.rejoin, self._stopped, **parts
+        strategy, settings.deadlines.rejoin, self._is_stopping, **parts
       )
     if isinstance(strategy, gossip.Pull):
-      return _mixing.PullMixing(
-        strategy, settings.num_nodes, settings.seed, **parts
-      )
+      return _mixing.PullMixing(strategy, settings.seed, **parts)
     assert isinstance(strategy, gossip.Gossip)
     return _mixing.PushMixing(
       strategy, settings.num_nodes, settings.seed, **parts
     )
 
-  def _begin(self, peers: _peers.Peers, is_new: bool) -> None:
+  def _begin(self, peers: _peers.Peers) -> None:
     """Waits for the others, and joins them if they have begun."""
-    is_elastic = isinstance(self._settings.strategy, gossip.Elastic)
-    expected = 1 if is_elastic else self._settings.num_nodes - 1
-    while not self._is_stopping():
-      statuses = [peers.ask(peer) for peer in peers.alive]
-      begun = [each for each in statuses if each and each['has_begun']]
-      if begun:
-        # Who began without us is ahead; who began with us waits for nobody.
-        is_late = any(
-          self._node not in each.get('began_with', ()) for each in begun
-        )
-        if is_new and is_late:
-          self._join(peers)
+    # Who has a centre sees nobody else: that says when all are there.
+    has_centre = isinstance(self._settings.strategy, gossip.Elastic)
+    has_steps = self._weights.step < self._settings.num_steps
+    num_others = self._settings.num_nodes - 1
+    company: set[int] = set()
+    seen: set[int] = set()
+    came_at = time.monotonic()  # What it took to compile was not waiting.
+    _log.info(
+      'Waits for all %d nodes, %g s at most.',
+      self._settings.num_nodes,
+      self._settings.deadlines.start,
+    )
+    complete_at = came_at
+    while has_steps and not self._is_stopping():
+      alive = peers.alive
+      statuses = [each for each in map(peers.ask, alive) if each]
+      # Who came first may not have heard of the others: so times agree.
+      book = self._station.book
+      book.origin = min([book.origin, *(each['origin'] for each in statuses)])
+      if not self._is_resumed and any(map(self._is_ahead, statuses)):
+        self._join(peers)
+        company = {self._node}  # It was not there: others know who was.
         break
-      if peers.wait_for(expected, _INTERVAL, self._stopped):
+      begun = [each for each in statuses if each['has_begun']]
+      if begun:  # They wait for nobody.
+        company = company.union(*(each['began_with'] for each in begun))
         break
-      if self._has_waited():
+      seen.update(alive)
+      if not has_centre and len(seen) >= num_others:
         break
-    self._began_with = sorted([self._node, *peers.alive])
+      # Who came to us, and was gone before we could reach it, has come too.
+      if len(seen | self._station.met) < num_others:
+        complete_at = time.monotonic()
+      is_complete = time.monotonic() - complete_at > _GRACE
+      if (is_complete and not has_centre) or self._has_waited(came_at):
+        break
+      peers.wait_for(len(alive) + 1, _INTERVAL, self._is_stopping)
+    # Those whom we have not met yet, but others have, are not late either; and
+    # who is not known to them is late.
+    there = company or self._station.met.union(peers.alive)
+    self._began_with = sorted({self._node, *there})
+    self._station.returned.clear()  # They were there in time.
 
-  def _has_waited(self) -> bool:
+  def _is_ahead(self, status: dict[str, Any]) -> bool:
+    """Whether somebody has steps that were made without this node."""
+    is_late = status['has_begun'] and self._node not in status['began_with']
+    return is_late or status.get('is_resumed', False)
+
+  def _has_waited(self, since: float) -> bool:
     """Whether all that can come has had its time."""
-    waited = time.monotonic() - self._came_at
-    if waited < self._settings.deadlines.start:
+    patience = self._settings.deadlines.start
+    if time.monotonic() - since < patience:
       return False
-    _log.warning('Not all nodes have come within %.0f s.', waited)
+    _log.warning(
+      'Not all of %d nodes have come within %g s: it begins without them.',
+      self._settings.num_nodes,
+      patience,
+    )
     return True
 
   def _join(self, peers: _peers.Peers) -> None:
@@ -209,26 +264,39 @@ class Peer:
 
   # --- Steps and mixes.
 
-  def _train(self) -> None:
+  def _train(self, mixing: _mixing.Mixing) -> None:
     weights, settings = self._weights, self._settings
     period = settings.strategy.period
+    said_at = time.monotonic()
     while weights.step < settings.num_steps and not self._is_stopping():
       weights.make_step()
       if not math.isfinite(weights.loss):
         self._is_diverged = True
         return
       if weights.step % period == 0:
-        self._mixing.mix(weights.step // period - 1)
+        mixing.mix(weights.step // period - 1)
       self._station.save_if_due(weights.state, weights.position)
+      if time.monotonic() - said_at > _LOG_INTERVAL:
+        said_at = time.monotonic()
+        _log.info(
+          'Step %d/%d, loss %.4g.',
+          weights.step,
+          settings.num_steps,
+          weights.loss,
+        )
 
   # --- The end.
 
-  def _rest(self, peers: _peers.Peers) -> None:
-    """Answers others, until they are done too."""
-    self._is_done = True
+  def _rest(self, mixing: _mixing.Mixing, peers: _peers.Peers) -> None:
+    """Answers others, until they are done too and nobody wants to look."""
+    has_steps = self._weights.step < self._settings.num_steps
+    self._is_done = self._is_diverged or not has_steps
+    needed_at = time.monotonic()
     while not self._is_stopping():
-      self._mixing.rest()
-      if not self._waits and not self._is_needed(peers):
+      mixing.rest()
+      if self._is_needed(peers):
+        needed_at = time.monotonic()
+      elif time.monotonic() - needed_at > self._linger:
         return
       self._stopped.wait(_INTERVAL)
 
@@ -238,11 +306,18 @@ class Peer:
     return any(status and not status['is_done'] for status in statuses)
 
   def _is_stopping(self) -> bool:
+    """Whether it is to end; raises what has ended one of its threads."""
+    self._station.host.check()
+    if self._peers is not None:
+      self._peers.check()
     return self._stopped.is_set() or self._station.host.stopped.is_set()
 
-  def _finish(self) -> None:
-    """Saves what there is, and says that this is the end."""
-    self._station.hang_up()  # What came is mixed; nothing comes after it.
-    self._mixing.rest()
+  def _finish(self, mixing: _mixing.Mixing) -> None:
+    """Saves what there is, and says that this is the end.
+
+    Others are answered meanwhile: who is told that nothing is taken any more
+    keeps what it sent.
+    """
+    mixing.end()
     weights = self._weights
     self._station.finish(weights.state, weights.position)

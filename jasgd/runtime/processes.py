@@ -21,6 +21,8 @@ from typing import Any
 
 import jax
 
+from jasgd.runtime import _group_losses
+
 _log = logging.getLogger(__name__)
 
 # XLA sees so many threads; on a CPU, bits depend on it.
@@ -119,7 +121,8 @@ class Child:
     self.stop()
     code = self.wait(timeout)
     if code is None:
-      _log.warning('%s did not end within %g s: killed.', self.name, timeout)
+      if timeout > 0:  # Or nobody expected it.
+        _log.warning('%s did not end within %g s: killed.', self.name, timeout)
       os.kill(self.pid, signal.SIGKILL)
       code = self._process.wait()
     return code
@@ -214,6 +217,10 @@ def run_child() -> None:
   except (OSError, ValueError) as error:  # Of the world, or of the user.
     _log.error('%s: %s', type(error).__name__, error)
     sys.exit(1)
+  except _group_losses.GroupError as error:
+    _log.error('%s', error)
+    # At once: what usually ends a process would wait for the one that is lost.
+    os._exit(_group_losses.GROUP_LOST)
 
 
 def _read_line() -> bytes:

@@ -231,13 +231,22 @@ class PushLoop(GossipLoop):
 
 
 class PushSumLoop(PushLoop):
-  """Shares are shares of a node's mass, which is its own weight in a mix."""
+  """Shares are shares of a node's mass, which is its own weight in a mix.
+
+  A node that has made its steps takes no mass of those who have not: it would
+  keep it, and they would have none left that their steps count by.
+  """
 
   _initial_mass = 1.0
 
   def _send(self, node: int, time: float, peers: _Peers) -> None:
     mass = self._mass[node]
-    parts = [(peer, share * mass) for peer, share in peers]
+    is_last = self._step[node] == self._num_steps
+    parts = [
+      (peer, share * mass)
+      for peer, share in peers
+      if is_last or self._step[peer] < self._num_steps
+    ]
     self._mass[node] = max(0.0, mass - sum(part for _, part in parts))
     super()._send(node, time, parts)
 

@@ -14,6 +14,7 @@ from jasgd.tasks._augmentation import augment_images
 from jasgd.tasks._augmentation import AUGMENTATIONS
 from jasgd.tasks._datasets import MissingDataError
 from jasgd.tasks._evaluation import evaluate
+from jasgd.tasks._evaluation import evaluate_all
 from jasgd.tasks._functions import from_functions
 from jasgd.tasks._functions import measure_classifier
 from jasgd.tasks._modules import from_linen
@@ -40,6 +41,7 @@ __all__ = [
   'draw_dirichlet_shards',
   'draw_samples',
   'evaluate',
+  'evaluate_all',
   'find_optimum',
   'fold_key',
   'from_functions',

@@ -1,6 +1,6 @@
 """How good are the weights? Metrics over all of a task's test data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import functools
 from typing import Any
 
@@ -44,6 +44,25 @@ def evaluate(
     raise ValueError(f'The task {task.name!r} has no test_data to evaluate on.')
   _checks.check_count('batch_size', batch_size)
   return _measure(task.metrics, batch_size, params, stats, task.test_data)
+
+
+def evaluate_all(
+  task: _task.Task, weights: Iterable[tuple[Any, Any]]
+) -> dict[str, float]:
+  """The mean of each metric over several weights, each evaluated by itself.
+
+  Args:
+    task: What is learned; must have `test_data`.
+    weights: (params, stats) of each; at least one.
+
+  Returns:
+    The means. That of the losses is no less than the loss of the mean where the
+    loss is convex.
+  """
+  rows = [jax.device_get(evaluate(task, *each)) for each in weights]
+  return {
+    name: sum(float(row[name]) for row in rows) / len(rows) for name in rows[0]
+  }
 
 
 # The functions of a task are its compiled program's identity, and not the task

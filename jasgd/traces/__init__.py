@@ -8,10 +8,12 @@ from jasgd.traces._node_schema import CENTRE
 from jasgd.traces._node_schema import NODE_RECORD
 from jasgd.traces._node_schema import NodeKind
 from jasgd.traces._node_summary import format_node_summary
+from jasgd.traces._node_summary import keep_first_of_mix
 from jasgd.traces._node_summary import NodeColumns
 from jasgd.traces._node_summary import NodeSummary
 from jasgd.traces._node_summary import Spread
 from jasgd.traces._node_summary import summarize_nodes
+from jasgd.traces._node_tail import NodeTail
 from jasgd.traces._nodes import NodeTrace
 from jasgd.traces._schema import IN_FLIGHT
 from jasgd.traces._schema import Kind
@@ -39,6 +41,7 @@ __all__ = [
   'NodeColumns',
   'NodeKind',
   'NodeSummary',
+  'NodeTail',
   'NodeTrace',
   'NodeTraceWriter',
   'Spread',
@@ -49,6 +52,7 @@ __all__ = [
   'find_wait_ends',
   'format_node_summary',
   'format_summary',
+  'keep_first_of_mix',
   'make_records',
   'measure_ages',
   'statistics',

@@ -78,10 +78,10 @@ class _Merge:
       node: _number_rounds(columns) for node, columns in self._columns.items()
     }
     self._num_members = collections.Counter(
-      key for rounds in self._rounds.values() for key in rounds.values()
+      number for rounds in self._rounds.values() for number in rounds.values()
     )
     # Those who are at an all-reduce, and those who wait for a node's version.
-    self._gathered: dict[tuple[int, int], list[int]] = {}
+    self._gathered: dict[int, list[int]] = {}
     self._waiting: dict[int, list[tuple[int, int]]] = {}
     self._ready: list[tuple[float, int, list[int]]] = []
     for node in parts:
@@ -131,10 +131,10 @@ class _Merge:
         return
     members = [node]
     if index in self._rounds[node]:
-      key = self._rounds[node][index]
-      members = self._gathered.setdefault(key, [])
+      number = self._rounds[node][index]
+      members = self._gathered.setdefault(number, [])
       members.append(node)
-      if len(members) < self._num_members[key]:
+      if len(members) < self._num_members[number]:
         return
       members.sort()
     time = max(
@@ -198,21 +198,19 @@ class _Merge:
         self._look(waiter)
 
 
-def _number_rounds(
-  columns: Mapping[str, list],
-) -> dict[int, tuple[int, int]]:
-  """What tells an all-reduce from others, by the index of its record.
+def _number_rounds(columns: Mapping[str, list]) -> dict[int, int]:
+  """The number of each all-reduce, by the index of its record.
 
-  Nodes that go on from a checkpoint do so together, and may count their rounds
-  from there: so the number alone does not tell.
+  It alone tells one from others: nodes that go on from a checkpoint go on with
+  a number that none of them has used. What else a record has does not: a node
+  that was lost before its first one writes no RESTART, though others do.
   """
-  rounds, num_restarts = {}, 0
-  for index, kind in enumerate(columns['kind']):
-    num_restarts += kind == _node_schema.NodeKind.RESTART
-    is_mix = kind == _node_schema.NodeKind.MIX
-    if is_mix and columns['peer'][index] == _node_schema.ALL:
-      rounds[index] = (num_restarts, columns['peer_version'][index])
-  return rounds
+  is_mean = [
+    kind == _node_schema.NodeKind.MIX and peer == _node_schema.ALL
+    for kind, peer in zip(columns['kind'], columns['peer'], strict=True)
+  ]
+  numbers = enumerate(columns['peer_version'])
+  return {index: number for index, number in numbers if is_mean[index]}
 
 
 def _name(node: int) -> str:

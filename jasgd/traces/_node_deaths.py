@@ -7,6 +7,9 @@ import numpy as np
 from jasgd.traces import _node_schema
 from jasgd.traces import _nodes
 
+# Of sums of masses, relative.
+_ROUNDING = 1e-9
+
 
 class Deaths(NamedTuple):
   """What `count_deaths` tells."""
@@ -51,14 +54,19 @@ def count_deaths(trace: _nodes.NodeTrace) -> Deaths:
   is_first = np.diff(node, prepend=-1) != 0
   is_last = np.diff(node, append=-1) != 0
   is_restart = kind == _node_schema.NodeKind.RESTART
-  is_return = is_restart | (kind == _node_schema.NodeKind.JOIN) & ~is_first
+  is_join = kind == _node_schema.NodeKind.JOIN
+  # One that had nothing to go on from has both, one after the other.
+  is_restarted = np.append(np.zeros(min(1, len(kind)), bool), is_restart[:-1])
+  is_return = is_restart | is_join & ~is_first & ~is_restarted
   is_end = is_last | np.append(is_return[1:], np.zeros(min(1, len(kind)), bool))
   is_death = is_end & (kind != _node_schema.NodeKind.END)
-  is_joiner = is_first & (kind == _node_schema.NodeKind.JOIN)
+  is_joiner = is_first & is_join
   initial = float(np.count_nonzero(is_first & ~is_joiner) if mass.any() else 0)
-  kept = mass[is_last & (kind == _node_schema.NodeKind.END)].sum()
+  lost = initial - mass[is_last & (kind == _node_schema.NodeKind.END)].sum()
+  if abs(lost) < _ROUNDING * initial:
+    lost = 0.0
   return Deaths(
     num_deaths=int(np.count_nonzero(is_death)),
     num_returns=int(np.count_nonzero(is_return)),
-    lost_mass=float(initial - kept),
+    lost_mass=float(lost),
   )

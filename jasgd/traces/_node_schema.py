@@ -45,7 +45,8 @@ NODE_RECORD = np.dtype(
     ('version', '<i8'),
     # In a STEP the version that the gradient was computed on; in a MIX the
     # version of the peer's weights, before that mix, or the number of the
-    # all-reduce; in a RESTART the own version that is there again. Else -1.
+    # all-reduce, which none of the same run has, not even one that was lost;
+    # in a RESTART the own version that is there again. Else -1.
     # Where the centre moves, by the force of a node's mix, it is the version of
     # that node before its mix.
     ('peer_version', '<i8'),

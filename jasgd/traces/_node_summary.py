@@ -65,8 +65,10 @@ def summarize_nodes(trace: _nodes.NodeTrace) -> NodeSummary:
   The *age* of a mix is how many steps the peer has made when the mix is
   applied, minus those that are in the weights that are mixed in; the steps of
   the centre are its moves. The *lag* is how many steps the node has made, minus
-  those in the peer's weights: below 0, the peer is ahead. All-reduce has
-  neither.
+  those in the peer's weights: below 0, the peer is ahead. A mix with the centre
+  has no lag, all-reduce neither. Ages depend on the order of what two nodes
+  did, which is by their clocks where neither has seen the other: on several
+  hosts they are as good as these agree.
 
   Args:
     trace: A trace.
@@ -94,7 +96,7 @@ def summarize_nodes(trace: _nodes.NodeTrace) -> NodeSummary:
   is_lost = records['kind'] == _node_schema.NodeKind.LOST
   is_question = is_lost & (records['version'] < 0)
   mixes = trace.mixes[trace.mixes['node'] >= 0]
-  nodes = _summarize_columns(trace, _first_of_mix(mixes), num_nodes)
+  nodes = _summarize_columns(trace, keep_first_of_mix(mixes), num_nodes)
   with_nodes = mixes[mixes['peer'] >= 0]
   num_steps = int(num_records[_node_schema.NodeKind.STEP])
   deaths = _node_deaths.count_deaths(trace)
@@ -163,13 +165,38 @@ def format_node_summary(summary: NodeSummary, max_nodes: int = 10) -> str:
     )
   if summary.lost_mass:
     lost_mass, total = summary.lost_mass, summary.num_nodes
-    lines.append(f'mass     {lost_mass:.4g} lost, of {total}')
+    fate = 'lost' if lost_mass > 0 else 'gained by restarts'
+    lines.append(f'mass     {abs(lost_mass):.4g} {fate}, of {total}')
   if nodes.bytes_sent is not None and nodes.bytes_received is not None:
     lines.append(
       f'traffic  sent {nodes.bytes_sent.sum() / 1e6:.4g} MB, received '
       f'{nodes.bytes_received.sum() / 1e6:.4g} MB'
     )
   return '\n'.join(lines + _format_nodes(summary, max_nodes))
+
+
+def keep_first_of_mix(records: np.ndarray) -> np.ndarray:
+  """One record of each mix, however many peers it has, and of nothing else.
+
+  Args:
+    records: Some of a trace's.
+
+  Returns:
+    Those records.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jasgd import traces
+    >>> records = np.zeros(4, traces.NODE_RECORD)
+    >>> records['kind'] = [0, *3 * [traces.NodeKind.MIX]]
+    >>> records['mix'], records['peer'] = [-1, 5, 5, 6], [-1, 2, 3, 2]
+    >>> print(traces.keep_first_of_mix(records)[['mix', 'peer']])
+    [(5, 2) (6, 2)]
+  """
+  mixes = records[records['kind'] == _node_schema.NodeKind.MIX]
+  keys = np.stack([mixes['node'], mixes['mix']], axis=-1)
+  _, first = np.unique(keys, axis=0, return_index=True)
+  return mixes[np.sort(first)]
 
 
 def _format_nodes(summary: NodeSummary, max_nodes: int) -> list[str]:
@@ -224,9 +251,15 @@ def _count_messages(
   lost = records[is_lost & (records['version'] >= 0)]
   is_all = mixes['peer'] == _node_schema.ALL
   reduced, mixes = mixes[is_all], mixes[~is_all]
-  # By the ring formula, n nodes send 2 (n - 1) pieces of 1/n of a message.
+  # By the ring formula, n nodes send 2 (n - 1) pieces of 1/n of a message; or
+  # as much as the trace says.
+  per_mean = trace.header.get('messages_per_mean')
   pieces = np.bincount(
-    reduced['node'], 2 * (1 - reduced['peer_weight']), num_nodes
+    reduced['node'],
+    2 * (1 - reduced['peer_weight'])
+    if per_mean is None
+    else np.full(len(reduced), per_mean),
+    num_nodes,
   )
   sent = np.concatenate([mixes['peer'], lost['node']])
   received = mixes['node']
@@ -234,13 +267,6 @@ def _count_messages(
     pieces + np.bincount(sent[sent >= 0], minlength=num_nodes),
     pieces + np.bincount(received[received >= 0], minlength=num_nodes),
   )
-
-
-def _first_of_mix(mixes: np.ndarray) -> np.ndarray:
-  """One record of each mix."""
-  keys = np.stack([mixes['node'], mixes['mix']], axis=-1)
-  _, first = np.unique(keys, axis=0, return_index=True)
-  return mixes[np.sort(first)]
 
 
 def _add_times(records: np.ndarray, num_nodes: int) -> np.ndarray:

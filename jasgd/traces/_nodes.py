@@ -107,8 +107,9 @@ class NodeTrace:
     """
     path = pathlib.Path(folder)
     found = _list_files(path)
-    numbers = [node for node in found if node >= 0]
-    first = path / _get_name(min(numbers, default=0))
+    # Of none, node 0's is asked for: it has come since, or is said to miss.
+    numbers = [node for node in found if node >= 0] or [0]
+    first = path / _get_name(min(numbers))
     header = _inspect(first).header
     if not isinstance(header.get('num_nodes'), int):
       raise _schema.TraceError(
@@ -118,7 +119,7 @@ class NodeTrace:
     is_recorded = bool(header.get('is_recorded'))
     nodes = list(range(header['num_nodes']))
     if is_recorded:
-      if max(numbers, default=-1) not in nodes:
+      if max(numbers) not in nodes:
         raise _schema.TraceError(
           f'{str(path)!r} has {_get_name(max(numbers))!r}, but its run had '
           f'{len(nodes)} nodes.'

@@ -10,6 +10,7 @@ from jasgd.workdir._files import read_json
 from jasgd.workdir._files import WorkdirError
 from jasgd.workdir._files import write_json
 from jasgd.workdir._locks import hold_workdir
+from jasgd.workdir._locks import is_held
 from jasgd.workdir._locks import lock_file
 from jasgd.workdir._metrics import MetricsWriter
 from jasgd.workdir._metrics import read_metrics
@@ -25,6 +26,7 @@ __all__ = [
   'WorkdirError',
   'describe_run',
   'hold_workdir',
+  'is_held',
   'list_checkpoints',
   'load_params',
   'load_weights',

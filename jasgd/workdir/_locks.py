@@ -55,6 +55,23 @@ def hold_workdir(
     yield
 
 
+def is_held(workdir: _files.Path, role: str) -> bool:
+  """Whether somebody does something in a workdir now.
+
+  Args:
+    workdir: The folder of a run.
+    role: As in `hold_workdir`.
+
+  Returns:
+    Whether `hold_workdir` would wait.
+  """
+  path = _paths.Workdir(workdir).root / f'{role}.lock'
+  if not path.exists():
+    return False
+  with lock_file(path, patience=0.0) as is_free:
+    return not is_free
+
+
 @contextlib.contextmanager
 def lock_file(
   path: _files.Path, *, patience: float = math.inf

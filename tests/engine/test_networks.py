@@ -16,6 +16,7 @@ from jasgd import engine
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import tasks
+from tests import marks
 from tests.engine import cases
 
 DATA = pathlib.Path(
@@ -40,6 +41,7 @@ def _replay_both(task, optimizer, trace, **arguments):
   )
 
 
+@pytest.mark.slow
 def test_lenet_is_the_same_for_a_few_updates():
   """Rounding grows after that, as it does between any two programs."""
   task = tasks.make_task('digits', model='lenet', batch=32)
@@ -48,6 +50,7 @@ def test_lenet_is_the_same_for_a_few_updates():
   assert _distance(first.params, second.params) < 1e-4
 
 
+@pytest.mark.slow
 def test_64_bits_agree_to_many_digits():
   with jax.enable_x64(True):
     task = tasks.make_task('digits', model='mlp', batch=32)
@@ -74,7 +77,7 @@ def test_64_bits_agree_to_many_digits():
     assert _distance(first.params, second.params) < 1e-9
 
 
-@pytest.mark.parametrize('num_parallel', [1, 4])
+@pytest.mark.parametrize('num_parallel', marks.slow_but([1, 4], 4))
 def test_streamed_batches_are_replayed(num_parallel):
   """What does not fit in memory is read when its gradient is computed."""
   task = tasks.make_task('logistic', batch=8)
@@ -118,7 +121,9 @@ def _make_normed_task():
   return tasks.from_linen(_Normed(), examples, examples, batch=8)
 
 
-@pytest.mark.parametrize('name', ['asynchronous', 'hardsync', 'softsync'])
+@pytest.mark.parametrize(
+  'name', marks.slow_but(['asynchronous', 'hardsync', 'softsync'], 'softsync')
+)
 def test_batch_normalisation_is_replayed(name):
   task, trace = _make_normed_task(), cases.simulate(name, 10)
   first, second = _replay_both(task, optax.sgd(0.1), trace, policy='inverse')
@@ -126,6 +131,7 @@ def test_batch_normalisation_is_replayed(name):
   assert _distance(first.params, second.params) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_server_keeps_a_moving_mean_of_statistics():
   """s <- (1 - c / lambda) s + (c / lambda) mean, whatever policy or rate."""
   task = _make_normed_task()

@@ -10,11 +10,16 @@ from jasgd import engine
 from jasgd import gossip
 from jasgd import simulation
 from jasgd import traces
+from tests import marks
 from tests.engine import node_cases
+
+pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 
 @pytest.mark.parametrize('mode', engine.MODES)
-@pytest.mark.parametrize('optimizer', node_cases.OPTIMIZERS)
+@pytest.mark.parametrize(
+  'optimizer', marks.slow_but(node_cases.OPTIMIZERS, 'adam')
+)
 def test_all_reduce_is_one_large_batch(optimizer, mode):
   optimizer = node_cases.OPTIMIZERS[optimizer]
   result = jasgd.replay(
@@ -84,7 +89,7 @@ def test_local_sgd_averages_weights():
 
 
 @pytest.mark.parametrize('mode', engine.MODES)
-@pytest.mark.parametrize('period', [1, 2])
+@pytest.mark.parametrize('period', marks.slow_but([1, 2], 2))
 def test_a_joiner_of_an_all_reduce_is_like_the_others(mode, period):
   trace = node_cases.simulate(
     gossip.AllReduce(period=period),

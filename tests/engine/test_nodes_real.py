@@ -7,8 +7,11 @@ import pytest
 
 from jasgd import engine
 from jasgd import traces
+from tests import marks
 from tests.engine import node_cases
 from tests.engine.node_cases import CENTRE
+
+pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 NUM_NODES = 3
 ADAM = optax.adam(0.05)
@@ -98,7 +101,7 @@ def _get_node(result, node):
   return jax.tree.map(lambda leaf: leaf[node], parts)
 
 
-@pytest.mark.parametrize('rates', RATES)
+@pytest.mark.parametrize('rates', marks.slow_but(RATES, 'schedule'))
 @pytest.mark.parametrize('wire_dtype', engine.WIRE_DTYPES)
 @pytest.mark.parametrize('run', RUNS)
 def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
@@ -124,7 +127,8 @@ def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
   assert {traces.NodeKind.RESTART, traces.NodeKind.MIX} <= kinds
   fast = _replay(trace, ADAM, 'fast', **arguments)
   assert fast.versions == last
-  tolerance = 2e-5 if wire_dtype == 'float32' else 0.1
+  # One that lies between two narrow numbers may become the other one.
+  tolerance = 2e-5 if wire_dtype == 'float32' else 2e-3
   for one, other in zip(
     jax.tree.leaves(fast.nodes), jax.tree.leaves(result.nodes), strict=True
   ):

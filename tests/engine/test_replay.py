@@ -16,7 +16,10 @@ from jasgd import simulation
 from jasgd import tasks
 from jasgd import traces
 from jasgd.protocols import Fate
+from tests import marks
 from tests.engine import cases
+
+pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 # The same objects in all tests, so that nothing is compiled twice.
 OPTIMIZERS = {'momentum': optax.sgd(0.02, 0.5), 'adam': optax.adam(0.01)}
@@ -50,7 +53,9 @@ def _is_same(first, second):
 
 
 @cases.every_protocol
-@pytest.mark.parametrize('task_name', ['quadratic', 'logistic'])
+@pytest.mark.parametrize(
+  'task_name', marks.slow_but(['quadratic', 'logistic'], 'logistic')
+)
 def test_exact_and_fast_agree(name, task_name):
   task = _make_task(task_name)
   is_refused = name in ('backup', 'hardsync', 'rennala')
@@ -80,7 +85,10 @@ def test_exact_and_fast_agree(name, task_name):
     )
 
 
-@cases.every_protocol
+@pytest.mark.parametrize(
+  'name',
+  marks.slow_but(cases.PROTOCOLS, 'downpour, rarely', 'hardsync', 'softsync'),
+)
 def test_failures_and_networks_are_replayed_too(name):
   if name == 'constant_delay':
     pytest.skip('Has neither.')
@@ -105,7 +113,7 @@ def test_failures_and_networks_are_replayed_too(name):
 
 
 @pytest.mark.parametrize('name', ['asynchronous', 'constant_delay', 'softsync'])
-@pytest.mark.parametrize('num_parallel', [2, 7, 64])
+@pytest.mark.parametrize('num_parallel', marks.slow_but([2, 7, 64], 7))
 @pytest.mark.parametrize('use_vmap', [False, True])
 def test_gradients_at_once_are_the_same(
   name, num_parallel, use_vmap, monkeypatch
@@ -143,8 +151,8 @@ def test_windows_are_as_long_as_they_can_be():
   assert windows.size[:count].tolist() == [4] * 10
 
 
-@pytest.mark.parametrize('optimizer', OPTIMIZERS)
-@pytest.mark.parametrize('mode', ['exact', 'fast'])
+@pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
+@pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
 def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
   """Bit for bit in exact mode; fast fuses differently, and rounds so."""
   task = _make_task('digits')
@@ -209,8 +217,8 @@ def test_hardsync_is_sgd_with_a_large_batch():
   assert _distance(result.params, params) < 1e-6
 
 
-@pytest.mark.parametrize('delay', [0, 1, 7])
-@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+@pytest.mark.parametrize('delay', marks.slow_but([0, 1, 7], 7))
+@pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
 def test_a_constant_delay_is_the_delayed_optimizer(delay, optimizer):
   """Gradient k is of batch (learner k mod (d + 1), step k div (d + 1))."""
   task = _make_task('digits')
@@ -244,8 +252,11 @@ def test_twice_is_the_same_bits(mode):
   assert not _is_same(first.params, other.params)
 
 
-@pytest.mark.parametrize('mode', ['exact', 'fast'])
-@cases.every_protocol
+@pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
+@pytest.mark.parametrize(
+  'name',
+  marks.slow_but(cases.PROTOCOLS, 'downpour, rarely', 'hardsync', 'softsync'),
+)
 def test_a_resumed_run_has_the_same_bits(name, mode):
   task, trace = _make_task('logistic'), cases.simulate(name, 60)
   server = engine.make_update(ADAM, policy='inverse')

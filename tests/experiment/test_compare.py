@@ -1,5 +1,6 @@
 """Strategies against a single learner, each at its own best rate."""
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -10,42 +11,51 @@ from jasgd import experiment
 from jasgd import workdir
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+BOUND = 0.02  # By what a strategy may be worse, on the digits.
+BASE_RATE = 2.0
 
 
 def _make_config(num_epochs=12.0):
   """Four nodes on the digits, with a network that learns them fast."""
   return experiment.NodeTrainingConfig(
     task=experiment.TaskConfig(name='digits', model='mlp', batch=32),
-    optimizer=experiment.OptimizerConfig(momentum=0.9),
+    optimizer=experiment.OptimizerConfig(rate=BASE_RATE, momentum=0.9),
     strategy=experiment.StrategyConfig(num_nodes=4, rate=0.2),
     network=experiment.NetworkConfig(latency=0.1),
     num_epochs=num_epochs,
   )
 
 
-def test_gossip_and_all_reduce_are_as_good_as_a_single_learner(tmp_path):
+def _check_choice(row, rows, tried):
+  """The rate is the best one on what was held out."""
+  name = 'allreduce' if row.name == 'single' else row.name
+  found = {
+    each['optimizer.rate']: each['test/accuracy']
+    for each in rows
+    if 'seed' not in each
+    and each['strategy.name'] == name
+    and each['strategy.num_nodes'] == row.num_nodes
+  }
+  assert [*found] == tried
+  assert found[row.rate] == max(found.values()) == row.validation
+  assert row.multiple * BASE_RATE == pytest.approx(row.rate)
+  edges = {min(tried): 'lowest', max(tried): 'highest'}
+  assert row.edge == edges.get(row.rate, '')
+
+
+def test_a_strategy_is_as_good_as_a_single_learner(tmp_path):
   rows = []
-  settings = {'strategies': ['allreduce', 'pull'], 'rates': [0.3, 0.1, 0.01]}
+  settings = {'strategies': ['pull'], 'rates': [0.1, 0.03, 0.01]}
   compared = experiment.compare(
     _make_config(), tmp_path, num_seeds=2, on_row=rows.append, **settings
   )
-  assert [row.name for row in compared] == ['single', 'allreduce', 'pull']
-  assert [row.num_nodes for row in compared] == [1, 4, 4]
-  assert len(rows) == 3 * 3 + 3 * 2
+  assert [row.name for row in compared] == ['single', 'pull']
+  assert [row.num_nodes for row in compared] == [1, 4]
+  assert len(rows) == 2 * 3 + 2 * 2
   for row in compared:
     assert row.accuracy > 0.95
-    assert row.difference >= -0.02
-    # The rate is the best one on what was held out.
-    name = 'allreduce' if row.name == 'single' else row.name
-    tried = {
-      each['optimizer.rate']: each['test/accuracy']
-      for each in rows
-      if 'seed' not in each
-      and each['strategy.name'] == name
-      and each['strategy.num_nodes'] == row.num_nodes
-    }
-    assert [*tried] == settings['rates']
-    assert tried[row.rate] == max(tried.values()) == row.validation
+    assert row.difference >= -BOUND
+    _check_choice(row, rows, [0.2, 0.06, 0.02])
   # Whatever was chosen by was not the test set, of 360.
   config = workdir.read_json(tmp_path / 'rates/config.json')['config']
   assert config['task']['validation'] == 0.1
@@ -62,6 +72,29 @@ def test_gossip_and_all_reduce_are_as_good_as_a_single_learner(tmp_path):
   assert again == compared
 
 
+def test_a_strategy_that_is_below_and_a_rate_at_the_edge_are_said():
+  row = experiment.Compared(
+    name='pull',
+    num_nodes=8,
+    rate=0.15,
+    multiple=0.3,
+    validation=0.95,
+    accuracies=(0.94, 0.96),
+    difference=-0.021,
+    edge='highest',
+  )
+  below, warning = experiment.format_comparison([row], BOUND).splitlines()[1:]
+  assert below.split()[:5] == ['pull', '8', '0.15', '0.3', '95.00%']
+  assert below.endswith(' -2.10% below')
+  assert warning == (
+    'Warning: 0.15, the best rate of pull, is the highest that was tried.'
+  )
+  row = dataclasses.replace(row, difference=-0.019, edge='')
+  (within,) = experiment.format_comparison([row], BOUND).splitlines()[1:]
+  assert within.endswith(' -1.90% within')
+
+
+@pytest.mark.slow
 def test_a_rate_at_which_all_diverge_is_said(tmp_path):
   with pytest.raises(ValueError, match=r'at any of the rates .* all diverged'):
     experiment.compare(
@@ -77,6 +110,7 @@ def test_a_rate_at_which_all_diverge_is_said(tmp_path):
     ({'strategies': []}, r'got \[\]'),
     ({'rates': []}, 'rates must be'),
     ({'rates': [0.1, -1.0]}, r'got \[0\.1, -1\.0\]'),
+    ({'rates': [0.1, 0.1]}, r'different numbers .* got \[0\.1, 0\.1\]'),
     ({'num_seeds': 0}, 'num_seeds must be at least 1, got 0'),
     ({'num_jobs': 0}, 'num_jobs must be at least 1, got 0'),
     ({'validation': 1.0}, r'validation must be .* got 1\.0'),
@@ -89,6 +123,24 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
 
 
 @pytest.mark.slow
+def test_all_strategies_are_within_the_bound_on_digits(tmp_path):
+  """The command of the config's note."""
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'launch.compare', f'--workdir={tmp_path}'),
+      '--config=configs/gossip_digits.py:compare',
+      *('--validation=0.2', '--bound=0.02', '--jobs=2'),
+    ],
+    cwd=ROOT,
+    timeout=1800,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout
+  assert done.stdout.count(' within') == len(experiment.STRATEGIES)
+
+
+@pytest.mark.slow
 def test_the_command_in_two_processes(tmp_path):
   def run(*flags):
     return subprocess.run(
@@ -96,7 +148,8 @@ def test_the_command_in_two_processes(tmp_path):
         *(sys.executable, '-m', 'launch.compare', f'--workdir={tmp_path}'),
         '--config=configs/gossip_digits.py:simulate,smoke',
         *('--config.task.model=mlp', '--strategies=push_sum'),
-        *('--rates=0.1,0.03', '--seeds=1', '--jobs=2', *flags),
+        *('--config.optimizer.rate=0.1', '--rates=1,0.3,0.1'),
+        *('--seeds=1', '--jobs=2', *flags),
       ],
       cwd=ROOT,
       timeout=300,
@@ -107,12 +160,16 @@ def test_the_command_in_two_processes(tmp_path):
   done = run('--bound=1')
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()
-  assert lines[0] == '6 runs of 1 epochs'
-  assert sum('validation  accuracy' in line for line in lines) == 4
+  assert lines[0] == '8 runs of 1 epochs; rates are 1, 0.3, 0.1 x 0.1'
+  assert sum('validation  accuracy' in line for line in lines) == 6
   assert sum('seed 0      accuracy' in line for line in lines) == 2
-  table = [line.split()[0] for line in lines[-3:]]
+  rates = [line.split()[2] for line in lines if 'validation' in line]
+  assert sorted(rates) == ['0.01', '0.01', '0.03', '0.03', '0.1', '0.1']
+  table = [line.split()[0] for line in lines if 'Warning' not in line][-3:]
   assert table == ['strategy', 'single', 'push_sum']
   again = run('--bound=-1')  # Nobody is better by that much.
   assert again.returncode == 1
-  assert again.stdout.splitlines()[-1].endswith('below')
-  assert len(again.stdout.splitlines()) == 4
+  (below,) = (
+    line for line in again.stdout.splitlines() if line.startswith('push_sum')
+  )
+  assert below.endswith('below')

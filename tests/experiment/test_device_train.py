@@ -11,6 +11,7 @@ from jasgd import engine
 from jasgd import experiment
 from jasgd import reports
 from jasgd import workdir
+from tests import marks
 from tests.experiment import node_cases
 
 
@@ -27,7 +28,9 @@ def _make_config(name):
   return config
 
 
-@pytest.mark.parametrize('name', node_cases.STRATEGIES)
+@pytest.mark.parametrize(
+  'name', marks.slow_but(node_cases.STRATEGIES, 'elastic')
+)
 def test_stopped_and_started_again_it_ends_the_same(name, tmp_path):
   config = _make_config(name)
   calm, stopped = tmp_path / 'calm', tmp_path / 'stopped'
@@ -55,6 +58,8 @@ def test_stopped_and_started_again_it_ends_the_same(name, tmp_path):
 def test_the_weights_are_the_mean_of_the_program(tmp_path):
   config = _make_config('pull')
   experiment.train_and_evaluate(config, tmp_path)
+  with pytest.raises(ValueError, match='there is no trace to replay'):
+    experiment.read_nodes(tmp_path)
   program = engine.make_device_program(
     config.make_task(),
     config.make_optimizer(),
@@ -83,6 +88,28 @@ def test_a_report_does_not_miss_a_trace(tmp_path):
   assert 'There is no trace' not in page
   assert 'consensus' in (tmp_path / 'metrics.jsonl').read_text()
   assert (tmp_path / 'report/curves.png').exists()
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes', 'message'),
+  [
+    ('pairs', {'strategy.peers': 'independent'}, "Pairs need peers='matching'"),
+    ('elastic', {'runtime.wire_dtype': 'bfloat16'}, 'got dtype=bfloat16'),
+    ('pull', {'runtime.runner': 'pmap'}, '4 nodes need a device each'),
+    ('pull', {'runtime.runner': 'shard_map'}, '4 nodes need a device each'),
+  ],
+)
+def test_what_devices_cannot_do_is_said_before_there_is_a_folder(
+  name, changes, message, tmp_path
+):
+  config = _make_config(name)
+  for path, value in changes.items():
+    part, field = path.split('.')
+    setattr(getattr(config, part), field, value)
+  folder = tmp_path / 'run'
+  with pytest.raises(ValueError, match=message):
+    experiment.train_and_evaluate(config, folder)
+  assert not folder.exists()
 
 
 def test_a_server_has_no_use_for_it():

@@ -21,12 +21,9 @@ CASES = [
   for point in runtime.CRASH_POINTS
   for victim in faults.VICTIMS
 ]
-# A gradient that is in no record, a checkpoint of which only part is there, and
-# a gradient whose learner does not hear of it.
+# A checkpoint of which only part is there.
 QUICK = {
-  ('hardsync', 'momentum', 'accumulated', 'server'),
   ('softsync', 'momentum', 'checkpoint_begun', 'server'),
-  ('hardsync', 'momentum', 'received', 'learner'),
 }
 
 

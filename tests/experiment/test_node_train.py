@@ -1,7 +1,10 @@
 """Training of nodes in virtual time: what it leaves, and that it resumes."""
 
 import dataclasses
+import functools
 import json
+import signal
+import types
 
 import jax
 import numpy as np
@@ -9,9 +12,14 @@ import pytest
 
 import jasgd
 from jasgd import experiment
+from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir
+from jasgd.experiment import _node_local
+from tests import marks
 from tests.experiment import node_cases
+
+pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 
 class StopError(Exception):
@@ -36,7 +44,9 @@ def _read_all(folder):
   return {name: (folder / name).read_bytes() for name in names}
 
 
-@pytest.mark.parametrize('name', node_cases.STRATEGIES)
+@pytest.mark.parametrize(
+  'name', marks.slow_but(node_cases.STRATEGIES, 'elastic', 'push_sum')
+)
 def test_stopped_and_started_again_it_ends_the_same(name, tmp_path):
   config = node_cases.make_config(name)
   calm, stopped = tmp_path / 'calm', tmp_path / 'stopped'
@@ -52,6 +62,32 @@ def test_stopped_and_started_again_it_ends_the_same(name, tmp_path):
     jasgd.load_params(calm),
     jasgd.load_params(stopped),
   )
+
+
+@pytest.mark.parametrize(
+  ('mode', 'number'),
+  [('simulate', signal.SIGTERM), ('devices', signal.SIGINT)],
+)
+def test_a_signal_saves_first_and_a_second_does_not(mode, number, tmp_path):
+  config = node_cases.make_config()
+  config.runtime.mode = mode
+  config.runtime.eval_every = 20
+  config.runtime.checkpoint_seconds = 3600.0
+  calm, stopped = tmp_path / 'calm', tmp_path / 'stopped'
+  result = experiment.train_and_evaluate(config, calm)
+
+  def stop(clock, metrics, times):
+    del clock, metrics
+    for _ in range(times):
+      signal.raise_signal(number)
+
+  for times, clocks in ((2, []), (1, [20])):
+    with pytest.raises(KeyboardInterrupt):
+      experiment.train_and_evaluate(
+        config, stopped, on_metrics=functools.partial(stop, times=times)
+      )
+    assert workdir.list_checkpoints(stopped) == clocks
+  assert experiment.train_and_evaluate(config, stopped) == result
 
 
 @pytest.mark.parametrize('name', node_cases.STRATEGIES)
@@ -221,3 +257,38 @@ def test_nodes_can_be_swept(tmp_path):
   assert all(row['clock'] == 60 for row in rows)
   alone = experiment.train_and_evaluate(config, tmp_path / 'alone')
   assert rows[0]['test/loss'] == pytest.approx(alone['test/loss'])
+
+
+def test_no_nodes_are_refused():
+  config = node_cases.make_config()
+  config.strategy.num_nodes = 0
+  with pytest.raises(ValueError, match=r'num_nodes must be .* got 0'):
+    config.validate()
+
+
+def test_stopped_before_it_is_evaluated_it_knows_its_steps(
+  tmp_path, monkeypatch
+):
+  """By the traces of the run that it was to go on with."""
+  config = node_cases.make_config()
+  experiment.train_and_evaluate(config, tmp_path)
+  folder = workdir.Workdir(tmp_path)
+  folder.result.unlink()
+  ended = {'clock': 0, 'mean': None, 'metrics': {}, 'unwritten_at': None}
+  ended |= {'lost': [], 'is_interrupted': True, 'is_diverged': False}
+  monkeypatch.setattr(
+    _node_local._node_supervisor,
+    'NodeSupervisor',
+    lambda *_, **__: types.SimpleNamespace(run=lambda: ended),
+  )
+  result = _node_local.supervise(
+    config,
+    folder,
+    runtime.Registry(folder),
+    {},
+    is_owner=True,
+    stream=None,
+    on_metrics=None,
+  )
+  assert result['clock'] == 60
+  assert result['is_interrupted']

@@ -50,12 +50,9 @@ def _run(workdir, protocol, per_update, overlap=False):
   return trace, summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ('name', 'n', 'per_update'),
-  [
-    ('asynchronous', 1, 1),
-    pytest.param('softsync', 2, 2, marks=pytest.mark.slow),
-  ],
+  ('name', 'n', 'per_update'), [('asynchronous', 1, 1), ('softsync', 2, 2)]
 )
 def test_a_real_run_is_as_predicted(name, n, per_update, tmp_path):
   protocol = _make_protocol(name, n)
@@ -75,12 +72,9 @@ def test_a_real_run_is_as_predicted(name, n, per_update, tmp_path):
     assert np.all(np.abs(differences) < 0.15), comparison
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ('name', 'n', 'per_update'),
-  [
-    ('asynchronous', 1, 1),
-    pytest.param('softsync', 2, 2, marks=pytest.mark.slow),
-  ],
+  ('name', 'n', 'per_update'), [('asynchronous', 1, 1), ('softsync', 2, 2)]
 )
 def test_with_overlap_the_own_push_is_one_more_update(
   name, n, per_update, tmp_path

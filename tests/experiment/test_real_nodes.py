@@ -3,18 +3,23 @@
 import contextlib
 import io
 import os
+import secrets
 import signal
 import threading
 
 import numpy as np
 import pytest
 
+import jasgd
 from jasgd import experiment
+from jasgd import gossip
+from jasgd import simulation
 from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
+from tests.runtime import certificates
 
-NUM_NODES = 3
+NUM_NODES = 4
 STRATEGIES = {
   'pull': {'name': 'pull'},
   'pull a little': {'name': 'pull', 'beta': 0.2, 'period': 3},
@@ -25,8 +30,6 @@ STRATEGIES = {
   'elastic': {'name': 'elastic', 'rate': 0.2},
   'easgd': {'name': 'elastic', 'rate': 0.2, 'order': 'easgd', 'period': 2},
 }
-# What is not run each time.
-SLOW = ('pull a little', 'pull by a ring', 'push', 'push by a ring', 'easgd')
 
 
 def make_config(strategy, num_steps=60, **parts):
@@ -55,7 +58,6 @@ def make_config(strategy, num_steps=60, **parts):
 def check_replay(workdir, members=range(NUM_NODES)):
   """Every node is what its trace says."""
   found = experiment.verify_nodes(workdir)
-  assert found.is_exact
   assert found.is_same, found
   assert set(members) <= set(found.versions)
 
@@ -90,7 +92,7 @@ def start_run(config, workdir):
 
 def count_steps(workdir):
   """The steps of each node so far."""
-  if not (workdir / 'trace' / 'node-0').exists():
+  if not (workdir / 'trace').exists():
     return np.zeros(NUM_NODES, int)
   with contextlib.suppress(traces.TraceError):  # A file is being made.
     steps = traces.NodeTrace.load(
@@ -108,13 +110,8 @@ def has_saved(workdir):
   )
 
 
-@pytest.mark.parametrize(
-  'strategy',
-  [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in STRATEGIES
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('strategy', STRATEGIES)
 def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   config = make_config(strategy)
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
@@ -132,7 +129,7 @@ def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   assert len(trace.mixes) > 20
   assert traces.summarize_nodes(trace).num_deaths == 0
   if config.strategy.name == 'push_sum':
-    assert result['gossip/mass_lost'] == 0
+    assert result['gossip/mass_lost'] == pytest.approx(0, abs=1e-9)
     last = [trace.of_node(node)[-1]['mass'] for node in range(NUM_NODES)]
     assert sum(last) == pytest.approx(NUM_NODES)
   assert np.isfinite(workdirs.load_params(tmp_path)).all()
@@ -145,32 +142,74 @@ def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
     ('bfloat16', {'runtime': {'wire_dtype': 'bfloat16', 'wire': 'flight'}}),
     ('adam', {'optimizer': {'name': 'adam', 'momentum': 0.0, 'rate': 0.01}}),
     ('schedule', {'schedule': {'name': 'cosine'}}),
+    ('tls', {'runtime': {'wire': 'flight'}}),
   ],
 )
 @pytest.mark.slow
 def test_variants_replay_to_the_same_bits(name, parts, processes, tmp_path):
-  del name, processes
+  del processes
   config = make_config('pull', **parts)
-  experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  check_replay(tmp_path)
+  if name == 'tls':
+    tls = certificates.make_authority(tmp_path, 'ours')
+    for field in ('certificate', 'key', 'authority'):
+      setattr(config.server, field, str(getattr(tls, field)))
+  run = tmp_path / 'run'
+  experiment.run_nodes(config, run, stream=io.StringIO())
+  check_replay(run)
+  # Also where messages are rounded, the mean is of the weights as they are.
+  own = [
+    workdirs.load_params(run / 'nodes' / str(node)) for node in range(NUM_NODES)
+  ]
+  np.testing.assert_allclose(
+    workdirs.load_params(run), np.mean(own, axis=0), rtol=1e-6, atol=1e-7
+  )
+
+
+def _measure_strangers(config, num_steps):
+  """How far nodes are from their mean if they never mix."""
+  trace = simulation.simulate_nodes(
+    gossip.Pull(period=num_steps + 1), num_nodes=NUM_NODES, num_steps=num_steps
+  )
+  alone = jasgd.replay(
+    config.make_task(),
+    config.make_optimizer(),
+    trace,
+    get_rate=config.make_schedule(),
+    seed=config.seed,
+  )
+  return alone.evaluations['consensus'][-1]
 
 
 @pytest.mark.parametrize(
-  'strategy', ['pull', pytest.param('push_sum', marks=pytest.mark.slow)]
+  'strategy',
+  [
+    'pull',
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ('push', 'push_sum', 'pull by a ring', 'elastic')
+    ),
+  ],
 )
 def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
-  config = make_config(strategy, num_steps=200)
+  num_steps = 400  # More than it can make between a look and its death.
+  config = make_config(strategy, num_steps=num_steps)
+  victim = secrets.randbelow(NUM_NODES)
+  step = secrets.randbelow(120)  # At any time.
   with start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: count_steps(tmp_path).min() > 20)
-    (pid,) = processes.find_children('node-1')
+    name = f'node-{victim}'
+    (pid,) = live.wait_until(lambda: processes.find_children(name))
+    live.wait_until(lambda: count_steps(tmp_path)[victim] > step)
     os.kill(pid, signal.SIGKILL)
     result = wait()
-  assert result['lost_nodes'] == [1]
+  assert result['lost_nodes'] == [victim], (victim, step)
   steps = count_steps(tmp_path)
-  assert steps[0] == steps[2] == 200
-  assert 20 < steps[1] < 200
-  assert result['gossip/consensus_error'] < 0.5  # The others agree.
-  check_replay(tmp_path, (0, 2))
+  others = [node for node in range(NUM_NODES) if node != victim]
+  assert all(steps[node] == num_steps for node in others)
+  assert step < steps[victim] < num_steps
+  # The others agree: they are nearer to each other than strangers are.
+  apart = _measure_strangers(config, num_steps)
+  assert result['gossip/consensus_error'] < 0.6 * apart
+  check_replay(tmp_path, others)
   summary = traces.summarize_nodes(traces.NodeTrace.load(tmp_path / 'trace'))
   assert summary.num_deaths == 1
   if strategy == 'push_sum':
@@ -178,45 +217,98 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
     assert 0 < lost < NUM_NODES
     assert summary.lost_mass == pytest.approx(lost)
     trace = traces.NodeTrace.load(tmp_path / 'trace')
-    kept = sum(trace.of_node(node)[-1]['mass'] for node in (0, 2))
+    kept = sum(trace.of_node(node)[-1]['mass'] for node in others)
     assert kept + lost == pytest.approx(NUM_NODES)
 
 
-def test_nobody_waits_for_a_node_that_is_stopped(processes, tmp_path):
-  config = make_config('pull', num_steps=150, deadlines={'silence': 3.0})
+def measure_longest(records, since):
+  """The longest time between two records that follow each other."""
+  times = records['end_time']
+  return np.diff(times[times >= since]).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strategy', ['pull', 'push', 'push_sum', 'elastic'])
+def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
+  """But for an answer, once: as long as `deadlines.step` says."""
+  num_steps, others = 600, [0, 1, 3]
+  config = make_config(strategy, num_steps, deadlines={'silence': 3.0})
   with start_run(config, tmp_path) as wait:
     live.wait_until(lambda: count_steps(tmp_path).min() > 20)
     (pid,) = processes.find_children('node-2')
     os.kill(pid, signal.SIGSTOP)
-    live.wait_until(lambda: (count_steps(tmp_path)[:2] == 150).all())
+    live.wait_until(lambda: (count_steps(tmp_path)[others] == num_steps).all())
     os.kill(pid, signal.SIGCONT)
     result = wait()
-  assert result['clock'] == 150 * NUM_NODES or result['lost_nodes'] == [2]
+  assert result['clock'] == num_steps * NUM_NODES or result['lost_nodes'] == [2]
   check_replay(tmp_path)
+  trace = traces.NodeTrace.load(tmp_path / 'trace')
+  since = trace.of_node(2)['end_time'][20]  # All have compiled.
+  stopped = measure_longest(trace.of_node(2), since)
+  assert stopped > 0.01 * (num_steps // 2)
+  for node in others:
+    steps = trace.steps[trace.steps['node'] == node]
+    assert measure_longest(steps, since) < stopped / 2
 
 
-def test_a_killed_centre_is_started_again(processes, tmp_path):
-  config = make_config('elastic', num_steps=150)
+@pytest.mark.slow
+def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
+  deadlines = {'start': 10.0, 'first_step': 45.0}
+  config = make_config('pull', deadlines=deadlines)
+  with start_run(config, tmp_path) as wait:
+    (pid,) = live.wait_until(lambda: processes.find_children('node-3'))
+    os.kill(pid, signal.SIGSTOP)
+    result = wait()
+  assert result['lost_nodes'] == [3]
+  assert count_steps(tmp_path).tolist() == [60, 60, 60, 0]
+  check_replay(tmp_path, range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_centre_is_started_again(number, processes, tmp_path):
+  """One that was killed, and one that says nothing."""
+  num_steps = 150 if number == signal.SIGKILL else 400
+  config = make_config('elastic', num_steps, deadlines={'silence': 2.0})
   with start_run(config, tmp_path) as wait:
     live.wait_until(lambda: count_steps(tmp_path).min() > 40)
     (pid,) = processes.find_children('centre')
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     result = wait()
-  assert result['clock'] == 150 * NUM_NODES
+  assert result['clock'] == num_steps * NUM_NODES
+  assert not result['lost_nodes']
   trace = traces.NodeTrace.load(tmp_path / 'trace')
   kinds = trace.of_node(traces.CENTRE)['kind']
   assert np.count_nonzero(kinds == traces.NodeKind.RESTART) == 1
   check_replay(tmp_path, (*range(NUM_NODES), traces.CENTRE))
 
 
+def check_forces(trace):
+  """Whatever a node has moved by, the centre has moved by, too."""
+  mixes = trace.mixes
+  moves, pulls = (
+    mixes[(mixes['node'] == traces.CENTRE) == is_centre]
+    for is_centre in (True, False)
+  )
+  assert len(pulls) > 100
+  assert set(
+    zip(pulls['node'].tolist(), (pulls['version'] - 1).tolist(), strict=True)
+  ) == set(
+    zip(moves['peer'].tolist(), moves['peer_version'].tolist(), strict=True)
+  )
+  assert not np.any(trace.records['kind'] == traces.NodeKind.LOST)
+
+
 @pytest.mark.parametrize(
   ('strategy', 'number'),
   [
     ('push_sum', signal.SIGINT),
-    pytest.param('pull', signal.SIGKILL, marks=pytest.mark.slow),
-    pytest.param('elastic', signal.SIGKILL, marks=pytest.mark.slow),
+    ('elastic', signal.SIGINT),
+    ('pull', signal.SIGKILL),
+    ('elastic', signal.SIGKILL),
   ],
 )
+@pytest.mark.slow
 def test_a_run_goes_on_after_it_was_stopped(
   strategy, number, processes, tmp_path
 ):
@@ -250,4 +342,6 @@ def test_a_run_goes_on_after_it_was_stopped(
   assert restarts == NUM_NODES + (strategy == 'elastic')
   if number == signal.SIGINT:
     assert len(trace.steps) == 150 * NUM_NODES  # Nothing was made twice.
+    if strategy == 'elastic':
+      check_forces(trace)
   check_replay(tmp_path)

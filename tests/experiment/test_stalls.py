@@ -43,7 +43,7 @@ def _stop_one(processes, run):
 @pytest.mark.parametrize(
   ('name', 'num_updates'),
   [
-    ('asynchronous', 600),
+    pytest.param('asynchronous', 600, marks=pytest.mark.slow),
     pytest.param('softsync', 200, marks=pytest.mark.slow),
   ],
 )
@@ -66,9 +66,8 @@ def test_nobody_waits_for_a_stopped_learner(
   assert run.check_replay() == num_updates
 
 
-@pytest.mark.parametrize(
-  'name', ['hardsync', pytest.param('ssp', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['hardsync', 'ssp'])
 def test_a_stopped_learner_is_lost_and_comes_back(name, processes, tmp_path):
   config = _make_config(name, deadlines={'step': 1.0})
   with live.start_run(config, tmp_path, processes) as (run, _):

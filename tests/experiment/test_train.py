@@ -34,6 +34,7 @@ def _start(folder, clock):
   )
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_ends_the_same(tmp_path):
   calm, killed = tmp_path / 'calm', tmp_path / 'killed'
   assert _start(calm, 0).returncode == 0

@@ -14,9 +14,11 @@ from tests.gossip import cases
 
 AXIS = 'nodes'
 RUNNERS = ('vmap', 'pmap', 'shard_map')
-SIZES = (8, 6)
+SIZES = (8, 5)  # Of 5 nodes that make pairs, one is idle.
+RULES = (gossip.Pull, gossip.Push, gossip.PushSum)
 RATE = 0.15  # Of elastic averaging.
-_RULES = (gossip.Pull, gossip.Push, gossip.PushSum)
+CENTRE = 2.0  # Where the centre begins.
+BETA = 0.3  # Other than the usual one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +61,16 @@ def list_cases(num_nodes):
   """Everything, by its name."""
   topologies = list_topologies(num_nodes)
   found = {}
-  for rule in _RULES:
+  for rule in RULES:
     for peers in gossip.PEERS:
       found[f'{rule.__name__}, {peers}'] = Case(rule(peers=peers))
     for kind, topology in topologies.items():
       found[f'{rule.__name__}, {kind}'] = Case(rule(peers=topology))
+  found['Pairs, matching'] = Case(gossip.Pairs(peers='matching'))
+  for peers in gossip.PEERS:
+    found[f'Pull, {peers}, beta'] = Case(gossip.Pull(peers=peers, beta=BETA))
   if num_nodes != SIZES[0]:
     return found
-  found['Pairs, matching'] = Case(gossip.Pairs(peers='matching'))
   for kind, topology in topologies.items():
     if gossip.is_symmetric(topology) and topology.max_degree == 1:
       found[f'Pairs, {kind}'] = Case(gossip.Pairs(peers=topology))
@@ -79,18 +83,46 @@ def list_cases(num_nodes):
     'Elastic, period': gossip.Elastic(rate=RATE, period=2),
   }.items():
     found[name] = Case(strategy, has_half=True)
-  for rule in _RULES:
+  for rule in RULES:
     name = rule.__name__
     found[f'{name}, uneven'] = Case(rule(peers=uneven), has_half=True)
     found[f'{name}, period'] = Case(
       rule(period=2, peers='permutation'), has_half=True
     )
+  return found | _list_narrow(num_nodes)
+
+
+def _list_narrow(num_nodes):
+  """Every rule, and every way to send, in narrow precision."""
+  hypercube = gossip.one_peer_hypercube(num_nodes)
+  found = {
+    'AllReduce, bfloat16': Case(gossip.AllReduce(), jnp.bfloat16),
+    'AllReduce, float16': Case(gossip.AllReduce(period=2), jnp.float16),
+    'Pairs, bfloat16': Case(gossip.Pairs(peers='matching'), jnp.bfloat16),
+    'Pairs, float16': Case(gossip.Pairs(peers=hypercube), jnp.float16),
+  }
+  for rule in RULES:
+    name = rule.__name__
     found[f'{name}, bfloat16'] = Case(rule(peers='matching'), jnp.bfloat16)
     found[f'{name}, float16'] = Case(rule(peers='independent'), jnp.float16)
     found[f'{name}, sent'] = Case(rule(peers=gossip.ring(num_nodes)), 'float16')
-  for peers in gossip.PEERS:
-    found[f'Pull, {peers}, beta'] = Case(gossip.Pull(peers=peers, beta=0.3))
+    # What is exact is a sum of all; in other precisions all are gathered.
+    found[f'{name}, gathered'] = Case(
+      rule(peers=gossip.complete(num_nodes)), jnp.bfloat16
+    )
   return found
+
+
+def list_drawn():
+  """Every rule with random peers, by its name."""
+  found = {
+    f'{rule.__name__}, {peers}': rule(peers=peers)
+    for rule in RULES
+    for peers in gossip.PEERS
+  }
+  for peers in gossip.PEERS:
+    found[f'Pull, {peers}, beta'] = gossip.Pull(peers=peers, beta=BETA)
+  return found | {'Pairs, matching': gossip.Pairs(peers='matching')}
 
 
 def make_start(num_nodes, has_half):
@@ -114,7 +146,7 @@ def make_states(num_nodes):
     if case.is_push_sum:
       other = np.ones(num_nodes, np.float32)
     if case.is_elastic:
-      other = jax.tree.map(np.zeros_like, start)
+      other = jax.tree.map(lambda leaf: np.full_like(leaf, CENTRE), start)
     states[name] = (start, other)
   return states
 
@@ -145,7 +177,7 @@ def make_step(num_nodes):
   return step_all
 
 
-def wrap(function, runner, num_nodes):
+def wrap(function, runner, num_nodes, mesh=None, check_vma=True):
   """The same function of (rows, step, key) for all nodes, in three ways."""
   devices = jax.devices()[:num_nodes]
   if runner == 'vmap':
@@ -161,9 +193,10 @@ def wrap(function, runner, num_nodes):
   return jax.jit(
     jax.shard_map(
       on_block,
-      mesh=make_mesh(devices),
+      mesh=mesh or make_mesh(devices),
       in_specs=(spec(AXIS), spec(), spec()),
       out_specs=spec(AXIS),
+      check_vma=check_vma,
     )
   )
 

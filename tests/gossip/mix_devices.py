@@ -11,39 +11,40 @@ from jax import sharding
 import jax.numpy as jnp
 import numpy as np
 
-from jasgd import gossip
+from tests.gossip import many_devices
 from tests.gossip import mix_cases
+from tests.gossip import mix_measures
 
 NUM_STEPS = 5  # Of which everything is saved.
 NUM_LAST = 100  # After which all should agree.
-NUM_KEYS = 400
+NUM_ROUNDS = 24  # As many as any topology has.
 SEED = 17
 
 
 def main(path, address=None, process=None):
+  many_devices.begin(address, process)
   if address is None:
-    jax.config.update('jax_num_cpu_devices', max(mix_cases.SIZES))
     found = {}
     for num_nodes in mix_cases.SIZES:
       for runner in mix_cases.RUNNERS:
         results = run_all(runner, num_nodes)
+        results |= mix_measures.measure_draws(runner, num_nodes)
+        if num_nodes == many_devices.NUM_DEVICES:
+          results |= mix_measures.find_consensus(runner, num_nodes)
         found |= {
           f'{num_nodes}|{runner}|{name}': value
           for name, value in results.items()
         }
+    found |= mix_measures.find_gradients(many_devices.NUM_DEVICES)
+    found |= mix_measures.mix_on_explicit_mesh(many_devices.NUM_DEVICES)
   else:
-    jax.config.update('jax_num_cpu_devices', 4)
-    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    jax.distributed.initialize(
-      address, 2, int(process), initialization_timeout=60
-    )
     found = run_process()
     jax.distributed.shutdown()
   np.savez(path, **found)
 
 
 def run_all(runner, num_nodes):
-  """All that is measured of one runner."""
+  """What becomes of all cases, step after step, and what each round does."""
   key = jax.random.key(SEED)
   num_traces = 0
   step_all = mix_cases.make_step(num_nodes)
@@ -55,71 +56,23 @@ def run_all(runner, num_nodes):
 
   step_nodes = mix_cases.wrap(count_and_step, runner, num_nodes)
   place = mix_cases.wrap(lambda rows, *_: rows, runner, num_nodes)
-  states = place(mix_cases.make_states(num_nodes), 0, key)
-  found = {}
+  start = place(mix_cases.make_states(num_nodes), 0, key)
+  states, found = start, {}
   for step in range(1, NUM_LAST + 1):
     # Too many steps at once are more than XLA has threads for on a CPU.
     states = jax.block_until_ready(step_nodes(states, step, key))
     if step <= NUM_STEPS or step == NUM_LAST:
       found |= flatten(f'state|{step}', states)
+  rounds = []
+  for step in range(1, NUM_ROUNDS + 1):
+    mixed = jax.block_until_ready(step_nodes(start, step, key))
+    rounds.append(
+      {name: np.asarray(params['one']) for name, (params, _) in mixed.items()}
+    )
+  for name in rounds[0]:  # Of the identity it makes W.
+    found[f'rounds|{name}'] = np.stack([each[name] for each in rounds])
   found['num_traces'] = np.array(num_traces)
-  found |= measure_rates(runner, num_nodes)
   return found
-
-
-def measure_rates(runner, num_nodes):
-  """Factors of the squared distance, for many keys and for every round."""
-  found = {}
-  x = np.asarray(
-    np.random.default_rng(5).normal(size=(num_nodes, 3)), np.float32
-  )
-  rules = {
-    f'Pull|{peers}': gossip.Pull(peers=peers) for peers in gossip.PEERS
-  } | {'Push|independent': gossip.Push()}
-
-  def mix_once(x, step, keys):
-    def measure(key, rule):
-      mixed = gossip.mix(x, mix_cases.AXIS, rule, step=step, key=key)
-      return gossip.consensus_distance(mixed, mix_cases.AXIS)
-
-    return {
-      name: jax.vmap(lambda key, rule=rule: measure(key, rule))(keys)
-      for name, rule in rules.items()
-    } | {'start': gossip.consensus_distance(x, mix_cases.AXIS)}
-
-  keys = jax.random.split(jax.random.key(1), NUM_KEYS)
-  distances = mix_cases.wrap(mix_once, runner, num_nodes)(x, 1, keys)
-  for name, value in distances.items():
-    found[f'distance|{name}'] = np.asarray(value)
-  topologies = mix_cases.list_topologies(num_nodes)
-  starts = {
-    kind: find_slowest(topology).astype(np.float32)
-    for kind, topology in topologies.items()
-  }
-
-  def mix_rounds(starts, step, key):
-    del key
-    distances = {}
-    for kind, topology in topologies.items():
-      rule = gossip.Pull(peers=topology)
-      mixed = gossip.mix(starts[kind], mix_cases.AXIS, rule, step=step)
-      distances[kind] = gossip.consensus_distance(mixed, mix_cases.AXIS)
-    return distances
-
-  mix_nodes = mix_cases.wrap(mix_rounds, runner, num_nodes)
-  most = max(topology.num_rounds for topology in topologies.values())
-  for step in range(1, most + 1):
-    for kind, value in mix_nodes(starts, step, np.zeros(2)).items():
-      found[f'round|{step}|{kind}'] = np.asarray(value)
-  return found
-
-
-def find_slowest(topology):
-  """The values for which `topology_consensus_rate` is an equality."""
-  centred = np.eye(topology.num_nodes) - 1 / topology.num_nodes
-  matrices = [topology.matrix(r) for r in range(topology.num_rounds)]
-  mean = sum(w.T @ centred @ w for w in matrices) / len(matrices)
-  return np.linalg.eigh(mean)[1][:, -1]
 
 
 def run_process():
@@ -141,16 +94,9 @@ def run_process():
   found = {}
   for step in range(1, NUM_STEPS + 1):
     states = step_nodes(states, np.int32(step), key)
-    found |= flatten(f'state|{step}', jax.tree.map(read_local, states))
+    local = jax.tree.map(many_devices.read_local, states)
+    found |= flatten(f'state|{step}', local)
   return found
-
-
-def read_local(leaf):
-  """The rows of this process."""
-  shards = sorted(
-    leaf.addressable_shards, key=lambda shard: shard.index[0].start
-  )
-  return np.concatenate([np.asarray(shard.data) for shard in shards])
 
 
 def flatten(prefix, states):

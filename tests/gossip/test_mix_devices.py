@@ -4,12 +4,6 @@ What a process with 8 devices, and two with 4 each, have computed is compared
 with numpy, and with each other.
 """
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -17,12 +11,11 @@ import pytest
 from jasgd import gossip
 from tests.gossip import mix_cases
 from tests.gossip import mix_devices
+from tests.gossip import mix_measures
 
 # Computed once; it takes minutes to compile.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('mix_devices')]
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-PATIENCE = 360.0  # Seconds: never reached, unless something is broken.
 CASES = {
   f'{num_nodes}|{name}': (num_nodes, name, case)
   for num_nodes in mix_cases.SIZES
@@ -31,59 +24,10 @@ CASES = {
 every_case = pytest.mark.parametrize(
   ('num_nodes', 'name', 'case'), CASES.values(), ids=CASES
 )
-every_run = pytest.mark.parametrize(
-  ('num_nodes', 'runner'),
-  [(n, runner) for n in mix_cases.SIZES for runner in mix_cases.RUNNERS],
-)
+every_case_of_8 = pytest.mark.parametrize('name', mix_cases.list_cases(8))
 _HALF, _COUNT = "['half']", "['more'][1]"
 # What is sent in a narrow dtype has a relative error of half of its epsilon.
 _ROUNDING = {None: 0.0, 'bfloat16': 2**-8, 'float16': 2**-11}
-
-
-def _run(*arguments):
-  """Runs the module with each of the lists of arguments, all at once."""
-  programs = [
-    subprocess.Popen(
-      [sys.executable, '-m', 'tests.gossip.mix_devices', *each],
-      cwd=ROOT,
-      env={**os.environ, 'NPROC': '1'},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-    )
-    for each in arguments
-  ]
-  try:
-    for program in programs:
-      output, _ = program.communicate(timeout=PATIENCE)
-      assert program.returncode == 0, output[-3000:]
-  finally:
-    for program in programs:
-      program.kill()
-      program.wait()
-
-
-@pytest.fixture(scope='module')
-def found(tmp_path_factory):
-  """What all runners have computed on 8 devices, by name."""
-  path = tmp_path_factory.mktemp('mix') / 'found.npz'
-  _run([path])
-  with np.load(path) as file:
-    return dict(file)
-
-
-@pytest.fixture(scope='module')
-def found_by_two(tmp_path_factory):
-  """What two processes with 4 devices each have computed together, by name."""
-  folder = tmp_path_factory.mktemp('mix')
-  with socket.socket() as listener:  # A port that is free.
-    listener.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{listener.getsockname()[1]}'
-  paths = [folder / f'{process}.npz' for process in range(2)]
-  _run(*([path, address, str(process)] for process, path in enumerate(paths)))
-  first, second = (dict(np.load(path)) for path in paths)
-  assert first.keys() == second.keys()
-  return {name: np.concatenate([first[name], second[name]]) for name in first}
 
 
 def _compute(num_nodes, case):
@@ -94,11 +38,14 @@ def _compute(num_nodes, case):
     name.split('|x')[1]: leaf.astype(np.float64) for name, leaf in start.items()
   }
   counts = values.pop(_COUNT)
-  other = {name: np.zeros(leaf.shape[1:]) for name, leaf in values.items()}
+  other = {
+    name: np.full(leaf.shape[1:], mix_cases.CENTRE)
+    for name, leaf in values.items()
+  }
   other = other if case.is_elastic else np.ones(num_nodes)
   key = jax.random.key(mix_devices.SEED)
   strategy, states = case.strategy, []
-  for step in range(1, mix_devices.NUM_LAST + 1):
+  for step in range(1, mix_devices.NUM_STEPS + 1):
     if step % strategy.period:
       pass
     elif case.is_elastic:
@@ -167,101 +114,90 @@ def test_states_are_those_of_numpy(found, num_nodes, name, case, runner):
   _check_states(found, f'{num_nodes}|{runner}|', name, case, num_nodes)
 
 
-@every_case
-def test_runners_agree(found, num_nodes, name, case):
-  """But for the last bits, of which runners add up some in another order."""
-  prefixes = [f'{num_nodes}|{runner}|state' for runner in mix_cases.RUNNERS]
-  keys = [
-    key[len(prefixes[0]) :]
-    for key in found
-    if key.startswith(prefixes[0]) and f'|{name}|' in key
-  ]
-  assert keys
-  for key in keys:
+def _compare(one, other, case):
+  """Two runs of a case: equal, but for the last bits of sums."""
+  assert one.keys() == other.keys()
+  assert len(one) >= 3 * mix_devices.NUM_STEPS
+  for key, first in one.items():
     # What is rounded may go to either side.
     tolerance = 1e-5 + 2 * _get_rounding(case)
     if key.endswith(_HALF):
       tolerance = 2e-2
-    first, *others = (found[prefix + key] for prefix in prefixes)
-    for other in others:
-      assert other.dtype == first.dtype
-      np.testing.assert_allclose(other, first, atol=tolerance)
+    assert other[key].dtype == first.dtype
+    np.testing.assert_allclose(other[key], first, atol=tolerance, err_msg=key)
 
 
-@pytest.mark.parametrize('name', mix_cases.list_cases(8))
+def _pick(found, prefix, name):
+  """The states of a case in the first steps."""
+  starts = tuple(
+    f'{prefix}state|{step}|{name}|'
+    for step in range(1, mix_devices.NUM_STEPS + 1)
+  )
+  return {
+    key.removeprefix(prefix): value
+    for key, value in found.items()
+    if key.startswith(starts)
+  }
+
+
+@every_case
+def test_runners_agree(found, num_nodes, name, case):
+  first, *others = (
+    _pick(found, f'{num_nodes}|{runner}|', name) for runner in mix_cases.RUNNERS
+  )
+  for other in others:
+    _compare(first, other, case)
+
+
+@every_case_of_8
 def test_two_processes_agree_with_numpy(found_by_two, name):
-  case = mix_cases.list_cases(8)[name]
-  _check_states(found_by_two, '', name, case, 8)
+  _check_states(found_by_two, '', name, mix_cases.list_cases(8)[name], 8)
 
 
-@every_run
+@every_case_of_8
+@pytest.mark.parametrize('runner', mix_cases.RUNNERS)
+def test_two_processes_agree_with_one(found, found_by_two, name, runner):
+  """With vmap, with pmap, and with the mesh of one process's devices."""
+  _compare(
+    _pick(found, f'8|{runner}|', name),
+    _pick(found_by_two, '', name),
+    mix_cases.list_cases(8)[name],
+  )
+
+
+@pytest.mark.parametrize('num_nodes', mix_cases.SIZES)
+@pytest.mark.parametrize('runner', mix_cases.RUNNERS)
 def test_new_peers_need_no_compilation(found, num_nodes, runner):
   assert found[f'{num_nodes}|{runner}|num_traces'] == 1
 
 
-@every_case
-@pytest.mark.parametrize('runner', mix_cases.RUNNERS)
-def test_where_nodes_agree(found, num_nodes, name, case, runner):
-  """Without gradients: on the mean, if there is nothing to lose."""
-  prefix = f'{num_nodes}|{runner}|state|{mix_devices.NUM_LAST}|{name}|'
-  # One column for each node that something came from: shares of the mean.
-  shares = found[f"{prefix}x['one']"]
-  is_narrow = case.dtype is not None
-  tolerance = 0.1 if is_narrow else 2e-5
-  if case.is_elastic:
-    num_mixes = mix_devices.NUM_LAST // case.strategy.period
-    tolerance += (1 - case.strategy.rate) ** num_mixes
-    centre = found[f"{prefix}other['one']"]
-    for held in (shares, centre):
-      np.testing.assert_allclose(held, 1 / (num_nodes + 1), atol=tolerance)
-    return
-  if case.is_push_sum:
-    shares = shares / found[f'{prefix}other'][:, None]
-    np.testing.assert_allclose(shares, 1 / num_nodes, atol=tolerance)
-    return
-  # All agree.
-  np.testing.assert_allclose(
-    shares, shares[:1].repeat(num_nodes, 0), atol=tolerance
-  )
-  if case.keeps_mean:
-    np.testing.assert_allclose(shares, 1 / num_nodes, atol=tolerance)
-  else:
-    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=tolerance)
-  count = found[f'{prefix}x{_COUNT}']
-  np.testing.assert_array_equal(count, np.arange(num_nodes))
+# --- What users fall into.
 
 
-@every_run
-@pytest.mark.parametrize(
-  'name', [*(f'Pull|{peers}' for peers in gossip.PEERS), 'Push|independent']
-)
-def test_random_peers_agree_at_the_known_rate(found, num_nodes, runner, name):
-  prefix = f'{num_nodes}|{runner}|distance'
-  distances = found[f'{prefix}|{name}'].astype(np.float64)
-  assert np.all(distances == distances[0])  # The same on all nodes.
-  start = found[f'{prefix}|start'][0]
-  factors = (distances[0] / start) ** 2
-  assert len(factors) == mix_devices.NUM_KEYS
-  rule, peers = name.split('|')
-  rate = (
-    gossip.consensus_rate(peers, num_nodes)
-    if rule == 'Pull'
-    else gossip.push_consensus_rate(num_nodes)
-  )
-  error = factors.std() / len(factors) ** 0.5
-  assert 0 < error < 0.02
-  assert abs(factors.mean() - rate) < 4 * error
+@pytest.mark.parametrize('name', mix_measures.EXPLICIT)
+def test_a_mesh_may_be_explicit(found, name):
+  """As `jax.make_mesh` makes it."""
+  one, other = (found[f'mesh|{name}|{each}'] for each in ('explicit', 'usual'))
+  np.testing.assert_array_equal(one, other)
+  assert np.ptp(one - mix_measures.make_start(8)[0]) > 0.1
 
 
-@every_run
-def test_topologies_agree_at_the_known_rate(found, num_nodes, runner):
-  """From the values for which it is slowest, rounds in equal shares."""
-  for kind, topology in mix_cases.list_topologies(num_nodes).items():
-    distances = [
-      found[f'{num_nodes}|{runner}|round|{step}|{kind}'][0]
-      for step in range(1, topology.num_rounds + 1)
-    ]
-    start = mix_devices.find_slowest(topology)
-    factor = np.mean(np.square(distances)) / start.var()
-    rate = gossip.topology_consensus_rate(topology)
-    assert factor == pytest.approx(rate, rel=1e-5, abs=1e-10), kind
+@pytest.mark.parametrize('name', mix_measures.DIFFERENTIABLE)
+def test_gradients_through_a_mix(found, name):
+  """Of its own loss, a node gets its part of the gradient of all losses' sum.
+
+  So it is everywhere. Of the mean of all losses, as every node has it, the same
+  comes out, n times too much, but where `jax.shard_map` checks what varies from
+  node to node (its `check_vma`, which is the default): there it is right.
+  """
+
+  def get(runner, what):
+    return found[f'gradient|{name}|{runner}|{what}']
+
+  total = get('vmap', 'own')
+  assert np.abs(total).max() > 0.1
+  for runner in ('pmap', 'checked', 'unchecked'):
+    np.testing.assert_allclose(get(runner, 'own'), total, atol=1e-5)
+  for runner in ('vmap', 'pmap', 'unchecked'):
+    np.testing.assert_allclose(get(runner, 'mean'), total, atol=1e-5)
+  np.testing.assert_allclose(get('checked', 'mean'), total / 8, atol=1e-5)

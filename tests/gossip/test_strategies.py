@@ -63,7 +63,7 @@ def test_the_number_of_nodes_must_fit_the_topology(strategy):
   [
     (lambda: gossip.Elastic(rate=-0.1), 'rate must be from 0 to 1'),
     (lambda: gossip.Elastic(order='b'), 'Unknown order'),
-    (lambda: gossip.Pull(beta=2), 'weight must be from 0 to 1'),
+    (lambda: gossip.Pull(beta=2), 'beta must be from 0 to 1'),
     (
       lambda: gossip.Pull(beta=0.3, peers=gossip.ring(4)),
       'leave beta at 0.5',

@@ -11,6 +11,7 @@ import pytest
 
 from jasgd import traces
 from launch.benchmarks import timing
+from tests import marks
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -57,7 +58,20 @@ def test_benchmark_wants_a_suite():
 
 
 @pytest.mark.parametrize(
-  'module', ['benchmark', 'replay', 'report', 'simulate', 'sweep', 'train']
+  'module',
+  marks.slow_but(
+    [
+      'benchmark',
+      'compare',
+      'replay',
+      'report',
+      'simulate',
+      'sweep',
+      'train',
+    ],
+    'benchmark',
+    'train',
+  ),
 )
 def test_help_helps(module):
   done = _run(sys.executable, '-m', f'launch.{module}', '--help')

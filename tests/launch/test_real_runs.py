@@ -5,13 +5,13 @@ import json
 import os
 import re
 import signal
-import socket
 
 import numpy as np
 import pytest
 
 from jasgd import experiment
 from jasgd import protocols
+from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
@@ -101,6 +101,7 @@ def _wait_for_clock(run, program, clock=20):
   live.wait_until(lambda: run.get_clock() >= clock, program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('number', 'num_updates'), [(signal.SIGINT, 500), (signal.SIGTERM, 100)]
 )
@@ -159,6 +160,7 @@ def test_a_killed_server_is_started_again(processes, tmp_path):
   assert run.check_replay() == 500
 
 
+@pytest.mark.slow
 def test_a_lost_learner_can_end_the_run(processes, tmp_path):
   run = live.Run(tmp_path)
   program = _train(
@@ -180,6 +182,7 @@ def test_a_lost_learner_can_end_the_run(processes, tmp_path):
   assert run.check_replay() == 500
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_why(processes, tmp_path):
   output = _train(
     processes,
@@ -225,17 +228,12 @@ def test_usage_errors_take_a_line(processes, tmp_path):
   assert not (tmp_path / 'work').exists()
 
 
-def _find_port():
-  with socket.socket() as found:
-    found.bind(('127.0.0.1', 0))
-    return found.getsockname()[1]
-
-
+@pytest.mark.slow
 def test_a_cluster_loses_learners_and_servers(processes, tmp_path):
   flags = [
     '--config.runtime.mode=cluster',
     '--config.runtime.checkpoint_seconds=0.2',
-    f'--config.server.port={_find_port()}',
+    f'--config.server.port={runtime.find_free_port()}',
     LONG,
   ]
   run = live.Run(tmp_path)
@@ -309,6 +307,7 @@ def _kill_server(run, program):
   program.wait(-signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_one_launch_at_a_time(processes, tmp_path):
   first = _train(processes, tmp_path, LONG)
   live.wait_until((tmp_path / 'server.json').exists, first)

@@ -12,6 +12,7 @@ import pytest
 
 import jasgd
 from jasgd import traces
+from tests import marks
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get('JASGD_DATA', ROOT.parent / 'shared/data'))
@@ -63,13 +64,8 @@ def test_train_leaves_weights_and_a_report(tmp_path):
   assert 'num_epochs is 5.0 there and 6.0 here' in again.stdout + again.stderr
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=() if 'digits' in name else pytest.mark.slow)
-    for name in CONFIGS
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CONFIGS)
 def test_every_config_runs_as_smoke(name, tmp_path):
   text = (ROOT / 'configs' / f'{name}.py').read_text()
   arguments = []
@@ -89,12 +85,13 @@ def test_every_config_runs_as_smoke(name, tmp_path):
   assert result['clock'] == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('config', 'variant'),
   [
     ('gossip_digits', 'simulate,smoke'),
     ('gossip_digits', 'elastic,devices,smoke'),
-    pytest.param('mnist_strategies', 'smoke', marks=pytest.mark.slow),
+    ('mnist_strategies', 'smoke'),
   ],
 )
 def test_every_config_of_nodes_runs_as_smoke(config, variant, tmp_path):
@@ -125,27 +122,27 @@ def test_configs_of_nodes_have_their_command_in_the_note():
     assert f'launch.train --config=configs/{name}.py' in text
 
 
+BAD_FLAGS = {
+  '--config=configs/simulate_jain.py': (
+    'must be a TrainingConfig or a NodeTrainingConfig, got a SimulationConfig'
+  ),
+  '--config=configs/digits_async.py:big': "may stand smoke, got 'big'",
+  '--config=configs/gossip_digits.py:gossip': "compare, got 'gossip'",
+  '--config=configs/gossip_digits.py:pull,push': (
+    'one strategy and one place, got pull, push'
+  ),
+  '--config=configs/nothing.py': 'nothing.py',
+  '--config.nothing=1': 'Field nothing not found',
+  '--config.optimizer.rate=-1': 'rate must be finite and above 0, got -1.0',
+  '--config.task.name=imagenet': "Unknown task 'imagenet'",
+}
+
+
 @pytest.mark.parametrize(
-  ('flag', 'problem'),
-  [
-    (
-      '--config=configs/simulate_jain.py',
-      'must be a TrainingConfig or a NodeTrainingConfig, got a '
-      'SimulationConfig',
-    ),
-    ('--config=configs/digits_async.py:big', "may stand smoke, got 'big'"),
-    ('--config=configs/gossip_digits.py:gossip', "smoke, got 'gossip'"),
-    (
-      '--config=configs/gossip_digits.py:pull,push',
-      'one strategy and one place, got pull, push',
-    ),
-    ('--config=configs/nothing.py', 'nothing.py'),
-    ('--config.nothing=1', 'Field nothing not found'),
-    ('--config.optimizer.rate=-1', 'rate must be finite and above 0, got -1.0'),
-    ('--config.task.name=imagenet', "Unknown task 'imagenet'"),
-  ],
+  'flag',
+  marks.slow_but(BAD_FLAGS, '--config.nothing=1', '--config.optimizer.rate=-1'),
 )
-def test_bad_flags_are_named_in_a_line(flag, problem, tmp_path):
+def test_bad_flags_are_named_in_a_line(flag, tmp_path):
   done = _run(
     'train',
     '--config=configs/digits_async.py',
@@ -153,7 +150,7 @@ def test_bad_flags_are_named_in_a_line(flag, problem, tmp_path):
     flag,
   )
   assert done.returncode == 1
-  assert problem in done.stdout + done.stderr
+  assert BAD_FLAGS[flag] in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
   assert not (tmp_path / 'work').exists()
 
@@ -181,6 +178,7 @@ def test_simulations_run_as_smoke(name, tmp_path):
   assert (tmp_path / 'timeline.png').exists()
 
 
+@pytest.mark.slow
 def test_sweep_ends_with_a_table_and_a_heat_map(tmp_path):
   arguments = (
     'sweep',
@@ -202,6 +200,7 @@ def test_sweep_ends_with_a_table_and_a_heat_map(tmp_path):
   assert not re.search(line, again.stdout)  # It skips what is done.
 
 
+@pytest.mark.slow
 def test_reports_of_several_runs(tmp_path):
   for name in ('a', 'b'):
     rate = {'a': 0.01, 'b': 0.02}[name]

@@ -58,19 +58,52 @@ def test_a_bar_for_each_step_and_for_each_mix_that_took_time(strategy):
   assert length == pytest.approx((nodes.computing + nodes.waiting).sum())
 
 
-def test_deaths_are_drawn():
-  failures = [simulation.Failure(1.5, 1, 3.0), simulation.Failure(2.0, 2)]
-  trace = _simulate(gossip.PushSum(), failures)
+def _list_grey(trace):
+  """Node, start and length of each bar of a dead node."""
   axes = _node_pictures.draw_node_timeline(trace, 4, 1e3).axes[0]
-  grey = [
+  return [
     (round(bar.get_y() + 0.4), bar.get_x(), bar.get_width())
     for bar in axes.patches
     if bar.get_facecolor()[:3] == pytest.approx((200 / 255,) * 3)
   ]
+
+
+def test_deaths_are_drawn():
+  failures = [simulation.Failure(1.5, 1, 3.0), simulation.Failure(2.0, 2)]
+  grey = _list_grey(_simulate(gossip.PushSum(), failures))
   assert [node for node, _, _ in grey] == [1, 2]
   assert grey[0][1:] == (1.5, 1.5)
   assert grey[1][1] == 2.0
   assert grey[1][2] > 100
+
+
+def test_deaths_of_real_nodes_are_drawn():
+  """0 ends, 1 is killed, 2 is killed and comes back, 3 is stopped meanwhile."""
+  kind = traces.NodeKind
+  rows = [
+    *((node, kind.STEP, 10 + node) for node in range(4)),
+    (0, kind.LOST, 14.5),
+    (1, kind.LOST, 14.75),  # Of its sender, in somebody else's file.
+    (3, kind.END, 15),
+    (2, kind.RESTART, 17),
+    (3, kind.RESTART, 18),
+    *((node, kind.END, 20 + node) for node in (0, 2, 3)),
+  ]
+  records = np.zeros(len(rows), traces.NODE_RECORD)
+  for record, (node, what, time) in zip(records, rows, strict=True):
+    record['node'], record['kind'] = node, what
+    record['start_time'] = record['end_time'] = time
+  header = {'num_nodes': 4, 'is_recorded': True}
+  grey = _list_grey(traces.NodeTrace(records, header))
+  assert [bar[:2] for bar in grey] == [(1, 11.0), (2, 12.0)]
+  assert grey[0][2] > 1000 / 2
+  assert grey[1][2] == 5.0
+
+
+def test_real_nodes_that_may_be_alive_are_not_drawn_as_dead():
+  trace = _simulate(gossip.Pull(), num_steps=20)
+  header = {**trace.header, 'is_recorded': True}  # And nobody has ended yet.
+  assert not _list_grey(traces.NodeTrace(trace.records[:60], header))
 
 
 def test_only_the_first_nodes_and_rounds_are_drawn():

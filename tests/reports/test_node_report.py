@@ -139,6 +139,17 @@ def test_lost_mass_is_in_the_report(tmp_path):
   assert page.column('Results')['mass lost'].startswith(f'{lost:.4g} (')
 
 
+def test_messages_without_room_are_in_the_report(tmp_path):
+  trace = _simulate(gossip.Push())
+  for count in (0, 7):
+    lines = [(160, {'epoch': 1.0, 'gossip/refused_full': count})]
+    folder = tmp_path / str(count)
+    run = cases.write_run(folder, {'strategy': {}}, trace, lines)
+    found = cases.Page(reports.write_report(run)).column('Results')
+    said = found.get('messages refused, for want of room')
+    assert said == ('7' if count else None)
+
+
 def _record(trace, compiled=50.0, compiles=True):
   """As real nodes would have written it, that compile before or in a step."""
   records = trace.records.copy()

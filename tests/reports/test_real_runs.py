@@ -13,6 +13,7 @@ from jasgd.reports import _members
 from jasgd.reports import _pictures
 from jasgd.reports import _runs
 from jasgd.reports import _words
+from tests import marks
 from tests.reports import cases
 
 PROTOCOLS = (
@@ -33,7 +34,9 @@ def _write(root, trace, result=None):
   return run
 
 
-@pytest.mark.parametrize('name', PROTOCOLS)
+@pytest.mark.parametrize(
+  'name', marks.slow_but(PROTOCOLS, 'asynchronous()', 'softsync(n=2)')
+)
 def test_measured_and_predicted_side_by_side(name, tmp_path):
   trace = cases.simulate_real(name)
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))

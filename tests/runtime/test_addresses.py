@@ -1,5 +1,6 @@
 """Where a server is, and who may know its token."""
 
+from concurrent import futures
 import os
 import socket
 import stat
@@ -22,13 +23,30 @@ def test_a_wildcard_is_no_address_for_others():
 def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
   folder = workdir.Workdir(tmp_path)
   assert addresses.find_token(folder) is None
-  monkeypatch.setenv(addresses.TOKEN_VARIABLE, 'from outside')
-  assert addresses.find_token(folder) == 'from outside'
-  assert addresses.find_token(None) == 'from outside'
   token = addresses.make_token(folder)
   assert len(token) == 64
+  monkeypatch.setenv(addresses.TOKEN_VARIABLE, 'from outside')
+  assert addresses.find_token(None) == 'from outside'
   assert addresses.make_token(folder) == token == addresses.find_token(folder)
   assert stat.S_IMODE(folder.token.stat().st_mode) == 0o600
+  assert os.listdir(tmp_path) == ['token']
+
+
+def test_a_token_may_come_from_outside(tmp_path, monkeypatch):
+  """So that all nodes have the same, each in a folder of its own."""
+  folder = workdir.Workdir(tmp_path)
+  monkeypatch.setenv(addresses.TOKEN_VARIABLE, 'from outside')
+  assert addresses.find_token(folder) == 'from outside'
+  assert addresses.make_token(folder) == 'from outside'
+  monkeypatch.delenv(addresses.TOKEN_VARIABLE)
+  assert addresses.find_token(folder) == 'from outside'
+
+
+def test_all_who_make_a_token_at_once_have_the_same(tmp_path):
+  folder = workdir.Workdir(tmp_path)
+  with futures.ThreadPoolExecutor(8) as executor:
+    tokens = list(executor.map(addresses.make_token, [folder] * 64))
+  assert set(tokens) == {folder.token.read_text()}
   assert os.listdir(tmp_path) == ['token']
 
 

@@ -20,8 +20,11 @@ from jasgd import traces
 from jasgd import transforms
 from jasgd import workdir
 from jasgd.runtime import _queue_wire
+from tests import marks
 from tests.runtime import cases
 from tests.runtime import scripted
+
+pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 
 def _list_names():
@@ -39,7 +42,9 @@ def test_every_protocol_is_listed():
   assert {make().name for make in cases.PROTOCOLS.values()} == _list_names()
 
 
-@pytest.mark.parametrize('optimizer', cases.OPTIMIZERS)
+@pytest.mark.parametrize(
+  'optimizer', marks.slow_but(cases.OPTIMIZERS, 'momentum')
+)
 @cases.every_protocol
 def test_every_protocol(name, optimizer):
   task = cases.make_task()
@@ -149,7 +154,20 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize('name', VARIANTS)
+@pytest.mark.parametrize(
+  'name',
+  marks.slow_but(
+    VARIANTS,
+    'statistics, softsync',
+    'streamed',
+    'delay compensation, softsync',
+    'gap aware',
+    'clipped',
+    'bfloat16, downpour',
+    'overlap',
+    'schedule, local',
+  ),
+)
 def test_every_variant(name):
   make_task, protocol, options = VARIANTS[name]
   task = make_task()
@@ -169,7 +187,9 @@ def test_a_wire_dtype_changes_bits_and_replay_is_told_by_the_trace():
 
 
 @pytest.mark.parametrize('name', ['asynchronous', 'ssp', 'ringmaster'])
-@pytest.mark.parametrize('optimizer', cases.OPTIMIZERS)
+@pytest.mark.parametrize(
+  'optimizer', marks.slow_but(cases.OPTIMIZERS, 'momentum')
+)
 def test_updates_by_one_call(name, optimizer):
   task = _make_network_task()
   options = {'optimizer': cases.OPTIMIZERS[optimizer]}
@@ -244,8 +264,13 @@ class _Door:
     return self.listener.connect()
 
 
-@pytest.mark.parametrize('optimizer', cases.OPTIMIZERS)
-@cases.every_protocol
+@pytest.mark.parametrize(
+  'optimizer', marks.slow_but(cases.OPTIMIZERS, 'momentum')
+)
+@pytest.mark.parametrize(
+  'name',
+  marks.slow_but(cases.PROTOCOLS, 'downpour, rarely', 'hardsync', 'softsync'),
+)
 def test_a_server_comes_back(tmp_path, name, optimizer):
   """It is gone without a word, with gradients under way; twice."""
   task = _make_network_task()
@@ -364,6 +389,7 @@ for one, two in zip(*map(jax.tree.leaves, results), strict=True):
 """
 
 
+@pytest.mark.slow
 def test_a_learner_with_two_devices():
   flags = '--xla_force_host_platform_device_count=2'
   result = subprocess.run(

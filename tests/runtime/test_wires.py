@@ -305,8 +305,9 @@ def test_a_silent_server_counts_as_gone(name, bench):
   connection = bench.connect()
   start = time.monotonic()
   future, event = bench.ask(connection, Message(Verb.FETCH), deadline=0.2)
-  with pytest.raises(_wire.WireError, match=r'0\.2'):
+  with pytest.raises(_wire.WireError, match=r'0\.2') as caught:
     future.result(DEADLINE)
+  assert caught.type is _wire.WireError  # It may have been taken.
   assert 0.19 < time.monotonic() - start < 5
   _assert_gone(bench.get(), event.channel)
   event.channel.send(Message(Verb.ANSWER))
@@ -375,6 +376,23 @@ def test_the_server_hangs_up(name, bench):
   event.channel.send(Message(Verb.ANSWER))
   connection.close()
   assert bench.peek() is None
+
+
+@every_remote_wire
+@pytest.mark.parametrize('is_idle', [False, True])
+def test_what_comes_too_late_is_known_not_to_be_taken(name, is_idle, bench):
+  connection = bench.connect()
+  future, event = bench.ask(connection, Message(Verb.FETCH))
+  event.channel.send(Message(Verb.ANSWER))
+  future.result(DEADLINE)
+  if is_idle:
+    bench.listener.close()
+  future = bench.submit(
+    connection.request, Message(Verb.EXCHANGE), deadline=PATIENCE
+  )
+  bench.listener.close()  # Whether that has come or not: nobody looks at it.
+  with pytest.raises(_wire.UntakenError):
+    future.result(PATIENCE)
 
 
 @every_wire

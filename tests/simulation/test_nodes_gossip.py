@@ -203,3 +203,13 @@ def test_a_large_star_needs_no_table():
     gossip.Pull(peers=gossip.star(n)), num_nodes=n, num_steps=1
   )
   assert len(trace.mixes) == 2 * (n - 1)
+
+
+def test_who_is_done_takes_no_mass_of_the_slower():
+  """Or else the fast would have all of it in the end."""
+  speeds = simulation.with_speeds(simulation.constant(1.0), [1, 1, 2, 4])
+  trace = simulation.simulate_nodes(
+    gossip.PushSum(), num_nodes=4, num_steps=100, compute=speeds
+  )
+  masses = [trace.of_node(node)[-1]['mass'] for node in range(4)]
+  assert min(masses) > 0.1

@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from jasgd import tasks
+from tests import marks
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -80,7 +81,11 @@ EVERY = {
   '-'.join([case.name, *case.arguments.values()]): case for case in CASES
 }
 
-every_case = pytest.mark.parametrize('case_id', EVERY)
+# A deep network takes long to compile.
+every_case = pytest.mark.parametrize(
+  'case_id',
+  marks.slow_but(EVERY, *(each for each in EVERY if 'resnet' not in each)),
+)
 
 
 # Most of a test's time is that of the compiler. What is not itself under test

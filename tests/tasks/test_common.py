@@ -13,6 +13,8 @@ from jasgd.tasks import _names
 from tests import trees
 from tests.tasks import cases
 
+pytestmark = pytest.mark.usefixtures('quick_compiler')
+
 
 def test_every_task_and_model_is_listed():
   listed = {(case.name, case.arguments.get('model')) for case in cases.CASES}

@@ -9,6 +9,8 @@ import pytest
 
 from jasgd import tasks
 
+pytestmark = pytest.mark.usefixtures('quick_compiler')
+
 
 def make_quadratic(**arguments):
   """A task with its first weights beside it."""

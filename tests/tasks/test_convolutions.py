@@ -16,6 +16,8 @@ from jasgd.tasks import _lenet
 from tests import trees
 from tests.tasks import cases
 
+pytestmark = pytest.mark.usefixtures('quick_compiler')
+
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jasgd import traces
+from jasgd.traces import _nodes
 
 Kind = traces.NodeKind
 CENTRE, ALL = traces.CENTRE, traces.ALL
@@ -182,25 +183,51 @@ def test_an_all_reduce_waits_for_everybody(tmp_path):
   assert _list(trace, 'kind', 'node') == [*first, *second]
 
 
-def test_rounds_after_a_restart_are_others(tmp_path):
-  """Both go back to version 2, and reduce number 1 again."""
-  rows = [
-    _step(1, 1.0),
-    _mix(2, 2.0, ALL, 0),
-    _step(3, 3.0),
-    _mix(4, 4.0, ALL, 1, mix=1),
-    {'kind': Kind.RESTART, 'version': 5, 'peer_version': 2, 'end_time': 5.0},
-    _step(6, 6.0),
-    _mix(7, 7.0, ALL, 1, mix=2),
-  ]
-  # Node 1 was killed before it wrote down its second round.
-  shorter = [*rows[:3], *(dict(row) for row in rows[4:])]
-  for row in shorter[3:]:
-    row['version'] -= 1
-  _write(tmp_path, {0: rows, 1: shorter})
+def _restart(version, peer_version, time):
+  return {
+    'kind': Kind.RESTART,
+    'version': version,
+    'peer_version': peer_version,
+    'end_time': time,
+  }
+
+
+def test_a_mean_that_was_lost_is_no_other(tmp_path):
+  """Both go back to version 2; node 1 has not written the last mean down."""
+  rows = [_step(1, 1.0), _mix(2, 2.0, ALL, 0), _step(3, 3.0)]
+  files = {
+    0: [*rows, _mix(4, 4.0, ALL, 1, mix=1), _restart(5, 2, 5.0)],
+    1: [*rows, _restart(4, 2, 5.0)],
+  }
+  for rows in files.values():
+    version = rows[-1]['version']
+    rows += [_step(version + 1, 6.0), _mix(version + 2, 7.0, ALL, 2, mix=2)]
+  _write(tmp_path, files)
   trace = traces.NodeTrace.load(tmp_path)
   reduced = trace.mixes[['node', 'peer_version', 'version']].tolist()
-  assert reduced == [(0, 0, 2), (1, 0, 2), (0, 1, 4), (0, 1, 7), (1, 1, 6)]
+  assert reduced == [(0, 0, 2), (1, 0, 2), (0, 1, 4), (0, 2, 7), (1, 2, 6)]
+
+
+@pytest.mark.parametrize('num_restarts', [1, 2])
+def test_nodes_may_have_restarted_more_often_than_others(
+  num_restarts, tmp_path
+):
+  """Node 1 was lost before its first record, and its clock is behind."""
+  first = [
+    _step(1, 1.0),
+    *(_restart(2 + again, 0, 2.0) for again in range(num_restarts)),
+  ]
+  own = [_step(1, 3.0), _mix(2, 4.0, ALL, 0), _step(3, 5.0)]
+  others = [
+    {**row, 'version': 1 + num_restarts + row['version']} for row in own
+  ]
+  own = [{**row, 'end_time': row['end_time'] + 10.0} for row in own]
+  _write(tmp_path, {0: [*first, *others], 1: own})
+  trace = traces.NodeTrace.load(tmp_path)
+  kinds = [0, *[Kind.RESTART] * num_restarts, 0, 0, 1, 1, 0, 0]
+  assert trace.records['kind'].tolist() == kinds
+  version = 3 + num_restarts
+  assert trace.mixes[['node', 'version']].tolist() == [(0, version), (1, 2)]
 
 
 # --- Files.
@@ -216,6 +243,12 @@ def test_nodes_that_never_came_have_no_file(tmp_path):
     traces.TraceError, match=r'reads version 1 of node 1.*: it has no file'
   ):
     traces.NodeTrace.load(tmp_path)
+
+
+def test_a_first_file_may_come_while_one_looks(tmp_path, monkeypatch):
+  _write(tmp_path, {0: [_step(1, 0.5)]})
+  monkeypatch.setattr(_nodes, '_list_files', lambda path: set())
+  assert _list(traces.NodeTrace.load(tmp_path), 'node', 'version') == [(0, 1)]
 
 
 def test_what_was_written_meanwhile_may_be_left_out(tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ import pytest
 from tests import trees
 from tests.transforms import cases
 
+pytestmark = pytest.mark.usefixtures('quick_compiler')
+
 every_case = pytest.mark.parametrize(
   'case',
   [

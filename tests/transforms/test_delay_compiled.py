@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jasgd
+from tests import marks
 
 SHAPE = (20, 50)
 NUM_LATE = 16
@@ -87,7 +88,10 @@ every_way = pytest.mark.parametrize('num_steps', [None, 100])
 
 
 @every_way
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+  'dtype',
+  marks.slow_but([jnp.float32, jnp.bfloat16, jnp.float16], jnp.bfloat16),
+)
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_the_ring_is_never_copied(name, dtype, num_steps):
   compiled = _compile(OPTIMIZERS[name], num_steps, dtype)

@@ -1,0 +1,24 @@
+"""What tests of mixing share."""
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope='session')
+def found(tmp_path_factory):
+  """What all runners have computed on 8 devices, by name."""
+  from tests.gossip import many_devices
+
+  folder = tmp_path_factory.mktemp('mix')
+  return many_devices.run('tests.gossip.mix_devices', folder)
+
+
+@pytest.fixture(scope='session')
+def found_by_two(tmp_path_factory):
+  """What two processes with 4 devices each have computed together, by name."""
+  from tests.gossip import many_devices
+
+  folder = tmp_path_factory.mktemp('mix')
+  first, second = many_devices.run_two('tests.gossip.mix_devices', folder)
+  assert first.keys() == second.keys()
+  return {name: np.concatenate([first[name], second[name]]) for name in first}

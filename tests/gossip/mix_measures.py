@@ -1,0 +1,175 @@
+"""What else is measured on devices: with many keys, and where traps are."""
+
+import jax
+from jax import lax
+from jax import sharding
+import jax.numpy as jnp
+import numpy as np
+
+from jasgd import gossip
+from tests.gossip import mix_cases
+
+AXIS = mix_cases.AXIS
+NUM_KEYS = 400  # Of rates.
+MANY_KEYS, MANY_STEPS = 500, 100  # Of random consensus.
+# Rules with gradients: all that do not add up as many values as have come.
+DIFFERENTIABLE = {
+  'Pull, independent': gossip.Pull(),
+  'Pull, permutation': gossip.Pull(peers='permutation', period=2),
+  'Push, ring': gossip.Push(peers=gossip.ring(8)),
+  'PushSum, matching': gossip.PushSum(peers='matching'),
+  'Pairs, matching': gossip.Pairs(peers='matching'),
+  'Pull, complete': gossip.Pull(peers=gossip.complete(8)),
+  'AllReduce': gossip.AllReduce(),
+  'AllReduce, period': gossip.AllReduce(period=2),
+  'Elastic': gossip.Elastic(rate=mix_cases.RATE),
+}
+# One for each way to send.
+EXPLICIT = (
+  'Pull, independent',
+  'Push, permutation',
+  'Pairs, matching',
+  'PushSum, star',
+  'Pull, complete',
+  'AllReduce',
+  'AllReduce, period',
+)
+
+
+def make_start(num_nodes):
+  """Values, and masses that are not all 1: (float32 [n, 3], float32 [n])."""
+  values = np.random.default_rng(5).normal(size=(num_nodes, 3)) + 1
+  masses = 1 + np.arange(num_nodes) / num_nodes
+  return np.asarray(values, np.float32), np.asarray(masses, np.float32)
+
+
+def measure_draws(runner, num_nodes):
+  """One mix by every rule with random peers, with many keys."""
+  strategies = mix_cases.list_drawn()
+
+  def mix_once(start, step, keys):
+    values, mass = start
+
+    def mix(key, strategy):
+      if isinstance(strategy, gossip.PushSum):
+        pair = gossip.mix(values, AXIS, strategy, step=step, key=key, mass=mass)
+        return *pair, jnp.zeros(())
+      mixed = gossip.mix(values, AXIS, strategy, step=step, key=key)
+      return mixed, mass, gossip.consensus_distance(mixed, AXIS)
+
+    return {
+      name: jax.vmap(lambda key, each=each: mix(key, each))(keys)
+      for name, each in strategies.items()
+    }
+
+  keys = jax.random.split(jax.random.key(1), NUM_KEYS)
+  mix_nodes = mix_cases.wrap(mix_once, runner, num_nodes)
+  found = {}
+  for name, results in mix_nodes(make_start(num_nodes), 1, keys).items():
+    for what, value in zip(('x', 'mass', 'distance'), results, strict=True):
+      found[f'drawn|{name}|{what}'] = np.asarray(value)
+  return found
+
+
+def find_consensus(runner, num_nodes):
+  """Where independent draws lead, with many keys: [num_nodes, num_keys]."""
+
+  def run_rules(x, step, keys):
+    def run(key, rule):
+      def mix(x, step):
+        return gossip.mix(x, AXIS, rule(), step=step, key=key), None
+
+      return lax.scan(mix, x, step + jnp.arange(MANY_STEPS))[0]
+
+    return {
+      rule.__name__: jax.vmap(lambda key, rule=rule: run(key, rule))(keys)
+      for rule in (gossip.Pull, gossip.Push)
+    }
+
+  keys = jax.random.split(jax.random.key(2), MANY_KEYS)
+  start = make_start(num_nodes)[0][:, 0]
+  found = mix_cases.wrap(run_rules, runner, num_nodes)(start, 1, keys)
+  return {f'consensus|{rule}': np.asarray(x) for rule, x in found.items()}
+
+
+def find_gradients(num_nodes):
+  """Gradients of a loss of what was mixed, taken where nodes are.
+
+  Args:
+    num_nodes: As many as devices.
+
+  Returns:
+    By rule, runner, and what is differentiated: a node's own loss, or the mean
+    of all nodes' losses, as every node has it.
+  """
+  generator = np.random.default_rng(8)
+  rows = tuple(
+    generator.normal(size=(num_nodes, 3)).astype(np.float32) for _ in range(2)
+  )
+
+  def differentiate(rows, step, key):
+    x, weights = rows
+    found = {}
+    for name, strategy in DIFFERENTIABLE.items():
+
+      def measure(x, strategy=strategy):
+        mixed = _mix(strategy, x, step, key)
+        return jnp.sum(weights * mixed**2)
+
+      def measure_mean(x, measure=measure):
+        return lax.pmean(measure(x), AXIS)
+
+      found[name] = {
+        'own': jax.grad(measure)(x),
+        'mean': jax.grad(measure_mean)(x),
+      }
+    return found
+
+  runners = {
+    'vmap': {'runner': 'vmap'},
+    'pmap': {'runner': 'pmap'},
+    'checked': {'runner': 'shard_map'},
+    'unchecked': {'runner': 'shard_map', 'check_vma': False},
+  }
+  saved = {}
+  for runner, arguments in runners.items():
+    run = mix_cases.wrap(differentiate, num_nodes=num_nodes, **arguments)
+    for name, both in run(rows, 2, jax.random.key(3)).items():
+      for what, grads in both.items():
+        saved[f'gradient|{name}|{runner}|{what}'] = np.asarray(grads)
+  return saved
+
+
+def mix_on_explicit_mesh(num_nodes):
+  """Some cases on a mesh as `jax.make_mesh` makes it, and on the usual one.
+
+  There, `jax.shard_map` wants its inputs to be where it says that they are.
+  """
+  mesh = jax.make_mesh((num_nodes,), (AXIS,))
+  assert mesh.axis_types == (sharding.AxisType.Explicit,)
+  listed = mix_cases.list_cases(num_nodes)
+
+  def mix(x, step, key):
+    return {
+      name: _mix(listed[name].strategy, x, step, key) for name in EXPLICIT
+    }
+
+  found = {}
+  start = make_start(num_nodes)[0]
+  spec = sharding.PartitionSpec(AXIS)
+  placed = jax.device_put(start, sharding.NamedSharding(mesh, spec))
+  for name, used, rows in (('explicit', mesh, placed), ('usual', None, start)):
+    mix_nodes = mix_cases.wrap(mix, 'shard_map', num_nodes, used)
+    for case, x in mix_nodes(rows, 3, jax.random.key(4)).items():
+      found[f'mesh|{case}|{name}'] = np.asarray(x)
+  return found
+
+
+def _mix(strategy, x, step, key):
+  """What a node has after a mix."""
+  if isinstance(strategy, gossip.Elastic):
+    centre = jnp.zeros_like(x)
+    return gossip.mix_elastic(x, centre, AXIS, strategy, step=step)[0]
+  mass = 1.0 if isinstance(strategy, gossip.PushSum) else None
+  mixed = gossip.mix(x, AXIS, strategy, step=step, key=key, mass=mass)
+  return mixed[0] if isinstance(strategy, gossip.PushSum) else mixed

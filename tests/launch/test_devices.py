@@ -1,0 +1,47 @@
+"""Nodes on the devices of one host, by the command line: a device each."""
+
+import json
+import signal
+
+import pytest
+
+import jasgd
+from jasgd import workdir as workdirs
+from tests import live
+from tests import trees
+
+FOUR = {'XLA_FLAGS': '--xla_force_host_platform_device_count=4', 'NPROC': '1'}
+
+
+def _start(processes, workdir, *flags):
+  return processes.start(
+    'launch.train',
+    '--config=configs/gossip_digits.py:devices',
+    f'--workdir={workdir}',
+    '--config.num_epochs=3',
+    '--config.runtime.checkpoint_seconds=0',
+    *flags,
+    **FOUR,
+  )
+
+
+@pytest.mark.slow
+def test_four_devices_are_used_and_a_killed_run_goes_on(processes, tmp_path):
+  """By pmap, which nobody has to ask for."""
+  calm, killed = tmp_path / 'calm', tmp_path / 'killed'
+  said = _start(processes, calm).wait()
+  assert 'on a device each (pmap), of 4 here.' in said
+  program = _start(processes, killed)
+  live.wait_until(lambda: workdirs.list_checkpoints(killed), program)
+  program.kill(signal.SIGKILL)
+  program.wait(-signal.SIGKILL)
+  assert not (killed / 'result.json').exists()
+  _start(processes, killed).wait()
+  results = [
+    json.loads((folder / 'result.json').read_text())
+    for folder in (calm, killed)
+  ]
+  assert results[0] == results[1]
+  assert results[0]['test/accuracy'] > 0.8
+  trees.assert_same_bits(jasgd.load_params(calm), jasgd.load_params(killed))
+  assert (calm / 'report.html').exists()

@@ -1,0 +1,12 @@
+"""Which cases of a test are run each time, and which with the slow ones."""
+
+import pytest
+
+
+def slow_but(values, *fast):
+  """Parameters of a test: all values are slow, but for those named."""
+  assert set(fast) <= set(values), (fast, values)
+  return [
+    pytest.param(value, marks=() if value in fast else pytest.mark.slow)
+    for value in values
+  ]

@@ -1,0 +1,24 @@
+"""Compiles quickly: most tests run what they compile for a moment only."""
+
+import contextlib
+
+import jax
+
+_FLAG = 'jax_disable_most_optimizations'
+
+
+@contextlib.contextmanager
+def compile_quickly():
+  """Leaves machine code as it comes, which takes half of the time.
+
+  Nothing of it is kept: its last bits may differ from those of better code, and
+  other tests in this process may compare bits.
+  """
+  before = jax.config.read(_FLAG)
+  jax.config.update(_FLAG, True)
+  try:
+    yield
+  finally:
+    jax.config.update(_FLAG, before)
+    if not before:
+      jax.clear_caches()

@@ -1,0 +1,170 @@
+"""Nodes and a centre, each in a thread, over their real wires."""
+
+import contextlib
+import threading
+import time
+
+import jax
+import optax
+
+from jasgd import engine
+from jasgd import gossip
+from jasgd import runtime
+from jasgd import traces
+from jasgd import workdir as workdirs
+from tests.engine import node_cases
+
+NUM_NODES = 3
+PATIENCE = 60.0  # Seconds: never reached, unless something is broken.
+STRATEGIES = {
+  'pull': gossip.Pull(),
+  'push': gossip.Push(),
+  'push-sum': gossip.PushSum(),
+  'pull by a ring': gossip.Pull(peers=gossip.ring(NUM_NODES)),
+  'elastic': gossip.Elastic(rate=0.2),
+  'easgd': gossip.Elastic(rate=0.2, order='easgd', period=2),
+}
+OPTIMIZER = optax.sgd(0.05, 0.9)
+
+
+class Group:
+  """Nodes of one run, each in a thread, in a folder that all of them see."""
+
+  def __init__(self, folder, strategy, **options):
+    options = {
+      'num_steps': 40,
+      'optimizer': OPTIMIZER,
+      'min_seconds': (0.002,),
+      'checkpoint_seconds': 1e-3,
+      **options,
+    }
+    self.run = workdirs.Workdir(folder)
+    self.wires = options.pop('wires', ('memory',))
+    self.settings = runtime.NodeSettings(
+      task=node_cases.make_task(),
+      strategy=strategy,
+      num_nodes=NUM_NODES,
+      seed=node_cases.SEED,
+      **options,
+    )
+    self._threads = {}
+    self._stops = {}
+    self.errors = []
+    self.peers = {}
+
+  def make(self, node, stopped):
+    """A node, or the centre."""
+    parts = {
+      'settings': self.settings,
+      'run': self.run,
+      'registry': runtime.Registry(
+        self.run, wire='flight' if self.wires == ('flight',) else 'auto'
+      ),
+      'place': runtime.Place(wires=self.wires),
+      'linger': 0.0,
+      'stopped': stopped,
+    }
+    if node == traces.CENTRE:
+      return runtime.Centre(**parts)
+    return runtime.Peer(**parts, node=node)
+
+  def start(self, node):
+    """Starts a node, or the centre."""
+    stopped = threading.Event()
+    member = self.peers[node] = self.make(node, stopped)
+
+    thread = threading.Thread(target=self.work, args=(member, node))
+    thread.start()
+    self._threads[node] = thread
+    self._stops[node] = stopped
+
+  def work(self, member, node):
+    """What the thread of a node does."""
+    del node
+    try:
+      member.run()
+    except Exception as error:
+      self.errors.append(error)
+
+  def stop(self, node, *, is_told=True):
+    """Ends a node in good order, if it is told; waits until it has ended."""
+    if is_told:
+      self._stops[node].set()
+    self._threads[node].join(PATIENCE)
+    assert not self._threads[node].is_alive()
+
+  def wait_for(self, node, name, least):
+    """Waits until a number that a node tells of itself is large enough."""
+    deadline = time.monotonic() + PATIENCE
+    while self.peers[node].describe()[name] < least:
+      assert not self.errors
+      assert time.monotonic() < deadline
+      self._stops[node].wait(0.01)
+
+  def wait_for_steps(self, node, count):
+    """Waits until a node has made so many steps."""
+    self.wait_for(node, 'step', count)
+
+  def join(self):
+    """Waits until all have ended."""
+    for thread in self._threads.values():
+      thread.join(PATIENCE)
+      assert not thread.is_alive()
+
+  def wait(self):
+    """Waits until all have ended, in good order."""
+    self.join()
+    assert not self.errors
+
+  def close(self):
+    """Ends everybody."""
+    for stopped in self._stops.values():
+      stopped.set()
+    for thread in self._threads.values():
+      thread.join(PATIENCE)
+
+  def load_trace(self):
+    """What happened."""
+    return traces.NodeTrace.load(self.run.trace)
+
+  def check_replay(self):
+    """Everybody has what the trace says, with statistics and optimizer."""
+    members = runtime.list_members(self.run)
+    folders = {
+      member: runtime.find_folder(self.run, member) for member in members
+    }
+    versions = {
+      member: workdirs.list_checkpoints(folder)[-1]
+      for member, folder in folders.items()
+    }
+    replayed = engine.replay_nodes(
+      self.settings.task,
+      self.settings.optimizer,
+      self.load_trace(),
+      seed=node_cases.SEED,
+      mode='exact',
+      until=versions,
+    )
+    for member, folder in folders.items():
+      saved = workdirs.load_weights(folder)
+      if member == traces.CENTRE:
+        node_cases.assert_same_bits(saved, replayed.centre)
+      else:
+        own = jax.tree.map(lambda leaf, row=member: leaf[row], replayed.nodes)
+        node_cases.assert_same_bits(saved, own)
+    return replayed
+
+
+@contextlib.contextmanager
+def start_group(folder, name, nodes=range(NUM_NODES), **options):
+  """A group that has been started."""
+  strategy = STRATEGIES[name]
+  group = Group(folder, strategy, **options)
+  if isinstance(strategy, gossip.Elastic):
+    nodes = [traces.CENTRE, *nodes]
+  try:
+    for node in nodes:
+      group.start(node)
+    yield group
+  finally:
+    group.close()

@@ -1,0 +1,273 @@
+"""The nodes of an all-reduce, each in a thread: what they decide together."""
+
+import logging
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jasgd import engine
+from jasgd import gossip
+from jasgd import runtime
+from jasgd import traces
+from jasgd.engine import _mean
+from jasgd.runtime import _group_losses
+from jasgd.runtime import _group_mesh
+from jasgd.runtime import _group_votes
+from jasgd.runtime import group as groups
+from tests.runtime import peer_cases
+
+NUM_NODES = peer_cases.NUM_NODES
+NUM_STEPS = 12
+# Before the first vote they agree on a number and on a step, and exchange
+# addresses; every step has a mean.
+BEFORE_VOTE = 3
+Kind = traces.NodeKind
+
+
+class _KilledError(Exception):
+  """What becomes of a node that is killed."""
+
+
+class Meeting:
+  """Where threads meet, as processes do by collectives."""
+
+  def __init__(self):
+    self._said = {}
+    self._dead = set()
+    self._condition = threading.Condition()
+
+  def join(self, node, number, said):
+    """Gives what all have said, in order; an error if somebody does not."""
+    with self._condition:
+      row = self._said.setdefault(number, {})
+      row[node] = said
+      self._condition.notify_all()
+      self._condition.wait_for(
+        lambda: len(row) == NUM_NODES or self._dead - set(row),
+        peer_cases.PATIENCE,
+      )
+    if len(row) < NUM_NODES:
+      raise jax.errors.JaxRuntimeError('Gloo: connection closed by peer')
+    return [row[node] for node in range(NUM_NODES)]
+
+  def lose(self, node):
+    """Somebody is gone, and hangs up."""
+    with self._condition:
+      self._dead.add(node)
+      self._condition.notify_all()
+
+
+class Group(peer_cases.Group):
+  """Nodes of an all-reduce.
+
+  Args:
+    folder: Of the run.
+    deaths: How often a node meets the others before it is killed, by number.
+    stops: How often it does so before it is told to end.
+    strategy: An all-reduce.
+  """
+
+  def __init__(self, folder, *, deaths=None, stops=None, strategy=None):
+    super().__init__(
+      folder,
+      strategy or gossip.AllReduce(),
+      num_steps=NUM_STEPS,
+      min_seconds=(),
+      deadlines=runtime.Deadlines(end=peer_cases.PATIENCE),
+    )
+    self.killed = []
+    self._deaths = deaths or {}
+    self._told = stops or {}
+    self._meeting = Meeting()
+
+  def make(self, node, stopped):
+    numbers = iter(range(1 << 30))
+    deaths, told = self._deaths.get(node), self._told.get(node)
+
+    def meet(said):
+      number = next(numbers)
+      if number == told:
+        stopped.set()
+      if number == deaths:
+        raise _KilledError
+      # Killed after a meeting, it has not told anybody of the result.
+      result = self._meeting.join(node, number, said)
+      if deaths is not None and number == deaths - 1:
+        raise _KilledError
+      return result
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(_group_mesh, 'make_mesh', lambda num_nodes: None)
+      patch.setattr(
+        _group_mesh,
+        'make_tell_all',
+        lambda mesh: lambda numbers: np.array(meet(numbers)),
+      )
+      patch.setattr(
+        engine,
+        'make_group_average',
+        lambda mesh: lambda tree: _mean.average(meet(tree)),
+      )
+      return runtime.GroupNode(
+        self.settings,
+        self.run,
+        node,
+        runtime.Registry(self.run),
+        runtime.Place(wires=self.wires),
+        linger=0.0,
+        stopped=stopped,
+      )
+
+  def work(self, member, node):
+    try:
+      member.run()
+    except _KilledError:
+      self.killed.append(node)
+    except Exception as error:
+      self.errors.append((node, error))
+    self._meeting.lose(node)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+  """Votes after 1, 2, 4, ... steps, however busy the machine is."""
+  monkeypatch.setattr(_group_votes, '_SECONDS', 1e6)
+  monkeypatch.setattr(groups, '_STOPPED_LINGER', 0.0)
+  monkeypatch.setattr(_group_losses, '_BLIND_PATIENCE', 0.0)
+
+
+def run_group(folder, **options):
+  """Runs all nodes to the end."""
+  group = Group(folder, **options)
+  try:
+    for node in range(NUM_NODES):
+      group.start(node)
+    group.join()
+  finally:
+    group.close()
+  return group
+
+
+def list_numbers(trace, node):
+  """The numbers of a node's means."""
+  mixes = trace.mixes
+  return mixes['peer_version'][mixes['node'] == node].tolist()
+
+
+def count_kind(trace, node, kind):
+  return np.count_nonzero(trace.of_node(node)['kind'] == kind)
+
+
+def test_local_sgd_in_threads_replays(tmp_path):
+  group = run_group(tmp_path, strategy=gossip.AllReduce(period=3))
+  assert not group.errors
+  for peer in group.peers.values():
+    assert peer.describe()['is_done']
+    assert not peer.describe()['is_stopped']
+  group.check_replay()
+
+
+# --- Losses.
+
+
+def test_a_group_that_is_lost_in_its_first_step_replays(tmp_path):
+  """Others have made a step, and go back; the one that was killed has none."""
+  for _ in range(2):
+    group = run_group(tmp_path, deaths={1: BEFORE_VOTE + 1})
+    assert group.killed == [1]
+  assert not count_kind(group.load_trace(), 1, Kind.STEP)
+  group = run_group(tmp_path)
+  assert not group.errors
+  trace = group.load_trace()
+  restarts = [count_kind(trace, node, Kind.RESTART) for node in range(3)]
+  assert restarts == [2, 0, 2]
+  group.check_replay()
+
+
+def test_a_loss_between_restarts_replays(tmp_path):
+  """Of those who go on, one is killed before it has written so."""
+  run_group(tmp_path, deaths={1: BEFORE_VOTE + 8})
+  group = run_group(tmp_path, deaths={1: 1})
+  trace = group.load_trace()
+  restarts = {count_kind(trace, node, Kind.RESTART) for node in range(3)}
+  assert restarts == {0}
+  group = run_group(tmp_path, deaths={1: 2})
+  trace = group.load_trace()
+  restarts = [count_kind(trace, node, Kind.RESTART) for node in range(3)]
+  assert restarts == [1, 0, 1]
+  group = run_group(tmp_path)
+  assert not group.errors
+  group.check_replay()
+
+
+def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
+  """A node is killed as it gets a mean, which the others write down."""
+  # Three steps with their means, and votes after the first and the third.
+  num_met = BEFORE_VOTE + 1 + 1 + 1 + 2
+  group = run_group(tmp_path, deaths={1: num_met})
+  trace = group.load_trace()
+  assert [list_numbers(trace, node) for node in range(3)] == [
+    [0, 1, 2],
+    [0, 1],
+    [0, 1, 2],
+  ]
+  group = run_group(tmp_path)
+  assert not group.errors
+  trace = group.load_trace()
+  for node in range(NUM_NODES):
+    numbers = list_numbers(trace, node)
+    assert len(set(numbers)) == len(numbers)
+    assert (2 in numbers) == (node != 1)
+    assert numbers[-1] == 2 + NUM_STEPS - 1  # They go on from step 1.
+  group.check_replay()
+
+
+@pytest.mark.parametrize('num_met', range(BEFORE_VOTE + 4))
+def test_whoever_loses_another_one_says_so(num_met, tmp_path):
+  """At any time: before they know each other, too."""
+  group = run_group(tmp_path, deaths={1: num_met})
+  assert group.killed == [1]
+  errors = dict(group.errors)
+  assert sorted(errors) == [0, 2]
+  for error in errors.values():
+    assert isinstance(error, runtime.GroupError)
+    assert 'cannot go on without it. Started again' in str(error)
+  # Node 0 outlives the others, and may be the last to look.
+  who = 'another process' if num_met < BEFORE_VOTE else 'node 1'
+  assert f' {who} was lost' in str(errors[2])
+
+
+def test_of_several_who_are_gone_nobody_is_accused():
+  assert _group_losses._name([]) == 'another process'
+  assert _group_losses._name([2]) == 'node 2'
+  assert _group_losses._name([1, 2]).startswith('one of node 1, node 2 (')
+
+
+def test_other_errors_are_what_they_are():
+  losses = _group_losses.Losses(1, 2, None, 0, 0.0, lambda: 0)
+  with pytest.raises(ValueError, match='a bug'), losses.mind():
+    raise ValueError('This is a bug.')
+
+
+# --- Stops.
+
+
+def test_a_group_that_is_stopped_is_not_done(caplog, tmp_path):
+  """One is told to end: so do all, at the same step, and go on from there."""
+  caplog.set_level(logging.INFO)
+  # It is told in its second step, and all vote after the third.
+  group = run_group(tmp_path, stops={1: BEFORE_VOTE + 4})
+  assert not group.errors
+  for peer in group.peers.values():
+    status = peer.describe()
+    assert (status['is_done'], status['is_stopped']) == (False, True)
+    assert status['step'] == 3
+  assert 'Stopped at step 3, with all others: node 1 was told' in caplog.text
+  group = run_group(tmp_path)
+  assert not group.errors
+  trace = group.load_trace()
+  assert len(trace.steps) == NUM_STEPS * NUM_NODES  # Nothing was made twice.
+  assert all(peer.describe()['is_done'] for peer in group.peers.values())
+  group.check_replay()

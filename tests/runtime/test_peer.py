@@ -1,0 +1,168 @@
+"""Nodes and a centre, each in a thread: what they do is what is recorded."""
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import optax
+import pytest
+
+from jasgd import gossip
+from jasgd import runtime
+from jasgd import traces
+from jasgd import workdir as workdirs
+from tests.runtime import peer_cases
+
+Kind = traces.NodeKind
+
+
+def _get_statistics(weights):
+  return weights[1]['mean']
+
+
+@pytest.mark.parametrize(
+  ('name', 'wire'),
+  [
+    pytest.param(
+      name,
+      wire,
+      marks=pytest.mark.slow
+      if wire == 'flight' and name not in ('easgd', 'push-sum')
+      else (),
+    )
+    for name in peer_cases.STRATEGIES
+    for wire in ('memory', 'flight')
+  ],
+)
+def test_nodes_replay_to_the_same_bits(name, wire, tmp_path):
+  """Statistics, as batch normalisation has them, are mixed like weights."""
+  with peer_cases.start_group(tmp_path, name, wires=(wire,)) as group:
+    group.wait()
+  replayed = group.check_replay()
+  trace = group.load_trace()
+  assert len(trace.steps) == 40 * peer_cases.NUM_NODES
+  assert len(trace.mixes) > 20
+  assert trace.header['bytes_per_message'] >= 4 * 40  # Of both.
+  summary = traces.summarize_nodes(trace)
+  assert summary.nodes.bytes_sent.sum() > 0
+  # All are near each other, and so are their statistics.
+  rows = np.asarray(_get_statistics(replayed.nodes))
+  assert np.ptp(rows, axis=0).max() < np.abs(rows).max()
+  assert not np.array_equal(rows[0], rows[1])
+
+
+def test_a_joiner_starts_from_the_weights_of_another_node(tmp_path):
+  deadlines = runtime.Deadlines(start=4.0)  # For two of three to come.
+  with peer_cases.start_group(
+    tmp_path,
+    'push-sum',
+    nodes=(0, 1),
+    num_steps=300,
+    deadlines=deadlines,
+  ) as group:
+    group.wait_for_steps(0, 20)
+    group.start(2)
+    group.wait()
+  trace = group.load_trace()
+  own = trace.of_node(2)
+  join, mix = own[:2]
+  assert join['kind'] == Kind.JOIN
+  assert mix['kind'] == Kind.MIX
+  assert (mix['own_weight'], mix['peer_weight'], mix['mass']) == (0, 1, 0)
+  assert mix['peer_version'] > 0
+  assert mix['peer'] in (0, 1)
+  # Those who began without it have the whole mass, and share it with it.
+  last = [
+    trace.of_node(node)[-1]['mass'] for node in range(peer_cases.NUM_NODES)
+  ]
+  assert sum(last) == pytest.approx(2)
+  assert last[2] > 0
+  assert traces.summarize_nodes(trace).lost_mass == 0
+  group.check_replay()
+
+
+class MetOne:
+  """What a node sees of others if it has met one of them, who has begun."""
+
+  alive = (0,)
+
+  def ask(self, peer):
+    """How it stands."""
+    assert peer == 0
+    return {'has_begun': True, 'began_with': [0, 1, 2], 'origin': -50.0}
+
+
+def test_who_is_yet_to_be_met_is_not_late(tmp_path):
+  """It has been met by others, and began with them."""
+  group = peer_cases.Group(tmp_path, gossip.PushSum())
+  node = group.make(1, threading.Event())
+  node._begin(MetOne())  # It does not join.
+  assert node.describe()['began_with'] == [0, 1, 2]
+  # Times count from the earliest beginning that anybody knows of.
+  assert node._station.host._describe()['origin'] == -50.0
+  node._station._stack.close()
+
+
+class MetLate(MetOne):
+  """The same, if it takes a moment to find the other."""
+
+  alive = ()
+
+  def wait_for(self, *_):
+    """Now it is found."""
+    self.alive = (0,)
+
+
+def test_what_it_takes_to_compile_is_no_waiting(tmp_path, monkeypatch):
+  group = peer_cases.Group(tmp_path, gossip.PushSum())
+  node = group.make(1, threading.Event())
+  now, start = time.monotonic(), group.settings.deadlines.start
+  monkeypatch.setattr(time, 'monotonic', lambda: now + 2 * start)
+  node._begin(MetLate())
+  assert node.describe()['began_with'] == [0, 1, 2]
+  node._station._stack.close()
+
+
+def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
+  """It changes by gradients alone: here there are none, but other starts."""
+  strategy = gossip.Elastic(rate=0.1)
+  group = peer_cases.Group(
+    tmp_path, strategy, optimizer=optax.sgd(0.0), num_steps=30
+  )
+  first = group.settings.make_weights()[0]
+  try:
+    for number, node in enumerate(
+      (traces.CENTRE, *range(peer_cases.NUM_NODES))
+    ):
+      # Everybody has weights of its own.
+      own = (first + np.float32(number), {'mean': np.zeros(20, np.float32)})
+      group.settings = dataclasses.replace(group.settings, init=own)
+      group.start(node)
+    group.wait()
+  finally:
+    group.close()
+  weights = [
+    workdirs.load_params(runtime.find_folder(group.run, member))
+    for member in (traces.CENTRE, *range(peer_cases.NUM_NODES))
+  ]
+  expected = 4 * np.asarray(first) + sum(range(peer_cases.NUM_NODES + 1))
+  np.testing.assert_allclose(sum(weights), expected, rtol=1e-5, atol=1e-5)
+  assert np.ptp(weights, axis=0).max() < 1  # It was 3.
+
+
+def test_nodes_go_on_from_their_checkpoints(tmp_path):
+  with peer_cases.start_group(tmp_path, 'pull', num_steps=10) as group:
+    group.wait()
+  assert [len(group.load_trace().of_node(n)) > 10 for n in range(3)] == [
+    True
+  ] * 3
+  with peer_cases.start_group(tmp_path, 'pull', num_steps=20) as group:
+    group.wait()
+  trace = group.load_trace()
+  assert (
+    np.count_nonzero(trace.records['kind'] == Kind.RESTART)
+    == peer_cases.NUM_NODES
+  )
+  assert len(trace.steps) == 20 * peer_cases.NUM_NODES
+  group.check_replay()

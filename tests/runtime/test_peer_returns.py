@@ -1,0 +1,208 @@
+"""Nodes that come late, or again: with whose weights, and with what mass."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from jasgd import gossip
+from jasgd import runtime
+from jasgd import traces
+from jasgd.runtime import _buffers
+from jasgd.runtime import _messages
+from jasgd.runtime import peer as peers
+from tests.runtime import peer_cases
+
+Kind = traces.NodeKind
+
+
+class KilledError(Exception):
+  """Ends a node at once: nothing is saved, nobody is told."""
+
+
+def kill(group, node):
+  """Lets a node die before its next step, and waits until it has."""
+
+  def die():
+    raise KilledError
+
+  group.peers[node]._weights.make_step = die
+  group.stop(node, is_told=False)
+  assert isinstance(group.errors.pop(), KilledError)
+
+
+@pytest.mark.parametrize('name', ['pull', 'push-sum'])
+def test_who_was_killed_before_it_saved_joins_the_others(name, tmp_path):
+  with peer_cases.start_group(
+    tmp_path, name, num_steps=100_000, checkpoint_seconds=1e9
+  ) as group:
+    for node in range(peer_cases.NUM_NODES):
+      group.wait_for_steps(node, 3)
+    kill(group, 2)
+    group.start(2)
+    group.wait_for_steps(2, 10)
+    if name == 'push-sum':  # Others have sent it some.
+      group.wait_for(2, 'mass', 1e-9)
+    for node in range(peer_cases.NUM_NODES):
+      group.stop(node)
+    assert not group.errors
+  trace = group.load_trace()
+  own = trace.of_node(2)
+  (index,) = np.flatnonzero(own['kind'] == Kind.RESTART)
+  restart, join, mix = own[index : index + 3]
+  assert restart['peer_version'] == restart['step'] == 0
+  assert (join['kind'], join['version']) == (Kind.JOIN, restart['version'])
+  assert (mix['kind'], mix['version']) == (Kind.MIX, restart['version'] + 1)
+  assert (mix['own_weight'], mix['peer_weight'], mix['mass']) == (0, 1, 0)
+  assert mix['peer'] in (0, 1)
+  assert mix['peer_step'] > 0
+  summary = traces.summarize_nodes(trace)
+  assert (summary.num_deaths, summary.num_returns) == (1, 1)
+  if name == 'push-sum':  # What it had died with it, and nothing was made.
+    masses = [trace.of_node(node)[-1]['mass'] for node in range(3)]
+    assert sum(masses) < 3
+    assert masses[2] > 0
+    assert summary.lost_mass == pytest.approx(3 - sum(masses))
+  group.check_replay()
+
+
+def test_a_run_that_was_killed_before_it_saved_begins_again(tmp_path):
+  """All of them, so nobody is late: each has mass 1, as at first."""
+  with peer_cases.start_group(
+    tmp_path, 'push-sum', num_steps=100_000, checkpoint_seconds=1e9
+  ) as group:
+    for node in range(peer_cases.NUM_NODES):
+      group.wait_for_steps(node, 2)
+    for node in range(peer_cases.NUM_NODES):
+      kill(group, node)
+  with peer_cases.start_group(tmp_path, 'push-sum') as group:
+    group.wait()
+  trace = group.load_trace()
+  assert Kind.JOIN not in trace.records['kind']
+  restarts = trace.records[trace.records['kind'] == Kind.RESTART]
+  assert restarts['node'].tolist() == [0, 1, 2]
+  assert restarts['mass'].tolist() == [1, 1, 1]
+  masses = [trace.of_node(node)[-1]['mass'] for node in range(3)]
+  assert sum(masses) == pytest.approx(3)
+  group.check_replay()
+
+
+class Others:
+  """Node 0, as another node sees it, with weights of version 6."""
+
+  alive = (0,)
+
+  def __init__(self, size, **status):
+    self._size = size
+    nothing = {'has_begun': False, 'began_with': [], 'origin': 0.0}
+    self._status = {**nothing, **status}
+
+  def ask(self, peer):
+    """How it stands."""
+    assert peer == 0
+    return self._status
+
+  def pull(self, peer):
+    """Its weights."""
+    payload = _buffers.make_aligned(self._size)
+    payload[:] = 0
+    return _messages.Message(
+      _messages.Verb.SNAPSHOT, clock=6, step=4, payload=payload
+    )
+
+
+def begin(group, node, **status):
+  """How a node stands, and what it has written, when it has begun."""
+  peer = group.make(node, threading.Event())
+  book, kinds = peer._station.book, []
+  write = book.write
+
+  def note(kind, rows):
+    kinds.append(kind)
+    write(kind, rows)
+
+  book.write = note
+  try:
+    peer._restore()
+    peer._begin(Others(peer._station.layout.size, **status))
+    return peer.describe(), kinds
+  finally:
+    peer._station._stack.close()
+
+
+@pytest.mark.parametrize(
+  ('status', 'is_late'),
+  [
+    ({'has_begun': True, 'began_with': [0, 1, 2]}, False),
+    ({'has_begun': True, 'began_with': [0, 2]}, True),
+    # It goes on from a checkpoint, and is still waiting for others.
+    ({'is_resumed': True}, True),
+  ],
+)
+def test_who_has_nothing_joins_those_who_have_something(
+  status, is_late, tmp_path
+):
+  group = peer_cases.Group(tmp_path, gossip.PushSum())
+  said, kinds = begin(group, 1, **status)
+  assert kinds == ([Kind.JOIN, Kind.MIX] if is_late else [])
+  assert said['mass'] == (0.0 if is_late else 1.0)
+  # Who comes late cannot say who else began: it was not there.
+  assert said['began_with'] == ([1] if is_late else [0, 1, 2])
+
+
+def test_who_comes_again_has_begun_with_nobody(tmp_path):
+  group = peer_cases.Group(tmp_path, gossip.PushSum())
+  peer = group.make(0, threading.Event())
+  station = peer._station
+
+  def list_company():
+    return station.host._describe()['began_with']
+
+  try:
+    for node in (1, 2):
+      station._meet(node, None, 1.0)
+    peer._began_with = [0, 1, 2]
+    station._meet(1, None, 1.0)  # A connection was lost, and no more.
+    assert list_company() == [0, 1, 2]
+    station._meet(1, None, 5.0)
+    station._meet(1, None, 5.0)
+    assert list_company() == [0, 2]
+  finally:
+    station._stack.close()
+
+
+class Dead:
+  """Others, of whom one was seen and is gone, or was never seen."""
+
+  def __init__(self, *alive):
+    self._alive = list(alive)
+
+  @property
+  def alive(self):
+    return self._alive.pop(0) if len(self._alive) > 1 else self._alive[0]
+
+  def ask(self, peer):
+    return {'has_begun': False, 'began_with': [], 'origin': 0.0}
+
+  def wait_for(self, *_):
+    return False
+
+
+@pytest.mark.parametrize('is_seen', [True, False])
+def test_who_came_and_died_is_not_waited_for(is_seen, tmp_path, monkeypatch):
+  """It may have begun already, and nobody else has."""
+  monkeypatch.setattr(peers, '_GRACE', 0.0)
+  group = peer_cases.Group(
+    tmp_path, gossip.PushSum(), deadlines=runtime.Deadlines(start=1e6)
+  )
+  peer = group.make(0, threading.Event())
+  try:
+    if not is_seen:
+      peer._station._meet(1, None, 1.0)
+    others = Dead([1], [2]) if is_seen else Dead([2])
+    peer._begin(others)
+    peer._station._meet(1, None, 2.0)
+    # It has come back, and is late.
+    assert peer._station.host._describe()['began_with'] == [0, 2]
+  finally:
+    peer._station._stack.close()
