@@ -124,9 +124,9 @@ class Program:
     self._output.close()
 
 
-def wait_until(condition, program=None):
+def wait_until(condition, program=None, patience=PATIENCE):
   """Looks until a condition holds, and gives what it gave."""
-  deadline = time.monotonic() + PATIENCE
+  deadline = time.monotonic() + patience
   while not (value := condition()):
     assert time.monotonic() < deadline, program and program.output
     assert program is None or program.is_running, program.output

@@ -90,11 +90,11 @@ def list_events(
       upon it.
   """
   reader = _Reader(trace)
-  events = reader.list_events()
+  events, goals = reader.list_events(), []
   if until is not None:
     goals = [(reader.get_row(node), version) for node, version in until.items()]
     events = _keep_needed(events, goals)
-  return _drop_halves(events)
+  return _drop_halves(events, goals)
 
 
 class _Reader:
@@ -233,28 +233,33 @@ def _keep_needed(events: list[Event], goals: list[Version]) -> list[Event]:
   ]
 
 
-def _drop_halves(events: list[Event]) -> list[Event]:
-  """Leaves out means that not all members wrote down, if nothing follows.
+def _drop_halves(events: list[Event], goals: list[Version]) -> list[Event]:
+  """Leaves out means that not all members wrote down, and steps after them.
 
-  Those who were killed before they did cannot have gone on from there, and the
-  others go back to a checkpoint.
+  Those who were killed before they did cannot have gone on from there. Others
+  may have made steps before they noticed; they go back to a checkpoint.
   """
-  halves = [
-    event
-    for event in events
-    if event.kind == MEAN and len(event.rows) < event.num_members
-  ]
-  if not halves:
-    return events
-  needed = {key for event in events for key in event.list_needs()}
-  for event in halves:
-    if needed.intersection(event.list_results()):
-      raise traces.TraceError(
-        f'Of an all-reduce of {event.num_members} nodes only the records of '
-        f'{", ".join(map(str, event.rows))} are there, which went on from it.'
-      )
-  dropped = {id(event) for event in halves}
-  return [event for event in events if id(event) not in dropped]
+  kept, void = [], set()
+  for event in events:
+    needs = void.intersection(event.list_needs())
+    if needs and event.kind != STEP:
+      _refuse_half(*needs)
+    if needs or (event.kind == MEAN and len(event.rows) < event.num_members):
+      void.update(event.list_results())
+    else:
+      kept.append(event)
+  if void.intersection(goals):
+    _refuse_half(*void.intersection(goals))
+  return kept
+
+
+def _refuse_half(*versions: Version) -> None:
+  """Raises a TraceError: there are versions that cannot be computed."""
+  row, version = min(versions)
+  raise traces.TraceError(
+    f'Version {version} of node {row} comes from an all-reduce that not all of '
+    'its nodes have written down, and something was made of it.'
+  )
 
 
 def has_centre(trace: traces.NodeTrace) -> bool:

@@ -244,7 +244,11 @@ def _find_masses(trace: traces.NodeTrace) -> dict[tuple[int, int], float]:
   )
   made = records[np.isin(records['kind'], kinds)]
   names = zip(made['node'].tolist(), made['version'].tolist(), strict=True)
-  return dict(zip(names, made['mass'].tolist(), strict=True))
+  masses = dict(zip(names, made['mass'].tolist(), strict=True))
+  if trace.header.get('is_recorded'):  # Who never came has never had any.
+    missing = set(range(trace.num_nodes)).difference(records['node'].tolist())
+    masses |= {(node, 0): 0.0 for node in missing}
+  return masses
 
 
 def count_node_epochs(

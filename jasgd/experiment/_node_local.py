@@ -168,12 +168,17 @@ def _finish(folder: workdirs.Workdir, ended: dict[str, Any]) -> dict[str, Any]:
   result = {
     'clock': ended['clock'],
     **ended['metrics'],
-    'lost_nodes': ended['lost'],
+    'lost_nodes': [
+      'centre' if member == traces.CENTRE else member
+      for member in ended['lost']
+    ],
     'is_interrupted': ended['is_interrupted'],
     'is_diverged': ended['is_diverged'],
   }
   if not ended['is_interrupted']:  # Or it can go on.
-    if ended['mean'] is not None:
+    # It may have been killed before it wrote the result.
+    is_saved = ended['clock'] in workdirs.list_checkpoints(folder)
+    if ended['mean'] is not None and not is_saved:
       params, stats = ended['mean']
       workdirs.save_checkpoint(
         folder, ended['clock'], {}, position={}, params=params, stats=stats
@@ -201,7 +206,8 @@ def _describe_checkpoints(
       weights[member] = workdirs.load_weights(own)
       masses[member] = position['mass']
   centre = weights.pop(traces.CENTRE, None)
-  if len(weights) < settings.num_nodes - len(ended['lost']):
+  num_lost = sum(member >= 0 for member in ended['lost'])
+  if len(weights) < settings.num_nodes - num_lost:
     return ended['mean'], {}
   return _node_watch.describe_nodes(
     settings.task,

@@ -118,17 +118,18 @@ class NodeSupervisor:
           self._show(line)
         if self._is_owner or not self._stop_signal.is_set():
           self._stop_all()
-        return {
-          'clock': self._clock,
-          'mean': self._mean,
-          'metrics': self._last_metrics,
-          'unwritten_at': self._unwritten_at,
-          'lost': sorted(self._lost),
-          'is_interrupted': self._stop_signal.is_set(),
-          'is_diverged': self._is_diverged,
-        }
       finally:
         self._end_all()
+    self._note_bad_ends()
+    return {
+      'clock': self._clock,
+      'mean': self._mean,
+      'metrics': self._last_metrics,
+      'unwritten_at': self._unwritten_at,
+      'lost': sorted(self._lost),
+      'is_interrupted': self._stop_signal.is_set(),
+      'is_diverged': self._is_diverged,
+    }
 
   @property
   def _nodes(self) -> list[int]:
@@ -356,5 +357,14 @@ class NodeSupervisor:
     """Ends every process that was started, the centre last."""
     self._watch.close()
     deadline = time.monotonic() + _END_TIMEOUT
-    for member in sorted(self._members, reverse=True):
-      self._members[member].end(max(1.0, deadline - time.monotonic()))
+    for node in self._nodes:
+      self._members[node].end(max(1.0, deadline - time.monotonic()))
+    if traces.CENTRE in self._members:  # However long the nodes have taken.
+      self._members[traces.CENTRE].end(_END_TIMEOUT)
+
+  def _note_bad_ends(self) -> None:
+    """Counts those as lost who have not ended well: what they saved is old."""
+    for member, process in self._members.items():
+      if process.code and member not in self._lost:
+        self._lost.add(member)
+        _log.warning('%s.', _node_losses.describe_loss(process))

@@ -92,22 +92,24 @@ def verify_nodes(
   Raises:
     ValueError: if there is nothing to compare.
   """
-  found = read_nodes(workdir)
-  if found is None:
-    raise ValueError(f'There are no nodes in {os.fspath(workdir)!r}.')
-  config, trace = found
   run = workdirs.Workdir(workdir)
-  versions = {}
+  versions = {}  # Before the trace, which has them then, if it still grows.
   for member in runtime.list_members(run):
     clocks = workdirs.list_checkpoints(runtime.find_folder(run, member))
     if clocks and clocks[-1]:
       versions[member] = clocks[-1]
+  found = read_nodes(workdir)
+  if found is None:
+    raise ValueError(f'There are no nodes in {os.fspath(workdir)!r}.')
   if not versions:
     raise ValueError(
       f'No node of {os.fspath(workdir)!r} has a checkpoint after a step.'
     )
-  replay = _replay(config, trace, versions, stream)
-  distances = {member: _measure(run, member, replay) for member in versions}
+  replay = _replay(*found, versions, stream)
+  distances = {
+    member: _measure(run, member, clock, replay)
+    for member, clock in versions.items()
+  }
   return NodeVerification(
     versions=versions,
     different=[member for member, distance in distances.items() if distance],
@@ -143,16 +145,17 @@ def _replay(
   with workdirs.Progress(
     plan.num_steps, start=replay.clock, stream=stream, unit='steps'
   ) as line:
-    while not replay.is_done:
+    while replay.clock < plan.num_steps:  # Also if it diverges.
       replay.advance()
       line.update(replay.clock)
   return replay
 
 
+@np.errstate(invalid='ignore', over='ignore')  # Of a run that diverged.
 def _measure(
-  run: workdirs.Workdir, member: int, replay: engine.NodeReplay
+  run: workdirs.Workdir, member: int, clock: int, replay: engine.NodeReplay
 ) -> float:
-  """How far a node is from its checkpoint; above 0 if a bit differs."""
+  """How far a node is from a checkpoint; above 0 if a bit differs."""
   if member == traces.CENTRE:
     assert replay.centre is not None  # It has a checkpoint.
     params, stats = replay.centre
@@ -164,8 +167,12 @@ def _measure(
         for part in (*replay.nodes, replay.opt_states)
       )
     )
-  saved = runtime.restore_server(runtime.find_folder(run, member), state, 0)
+  saved = runtime.restore_server(
+    runtime.find_folder(run, member), state, 0, clock
+  )
   assert saved is not None  # It has a checkpoint.
+  if _is_same(state, saved[0]):
+    return 0.0
   own = jax.tree.leaves((state.params, state.stats))
   others = jax.tree.leaves((saved[0].params, saved[0].stats))
   squares = np.zeros(2)
@@ -173,9 +180,8 @@ def _measure(
     wide = np.float64(a), np.float64(b)
     squares += [np.sum((wide[0] - wide[1]) ** 2), np.sum(wide[1] ** 2)]
   distance = float(np.sqrt(squares[0] / max(squares[1], 1e-300)))
-  if not distance and not _is_same(state, saved[0]):
-    return np.inf  # In what the optimizer keeps, or in the sign of a zero.
-  return distance
+  # Or in what the optimizer keeps, in the sign of a zero, or not finite.
+  return distance if distance > 0 else np.inf
 
 
 def _is_same(state: Any, other: Any) -> bool:

@@ -101,7 +101,7 @@ def average(values: Arrays, messages: Arrays, axis_name: str) -> Arrays:
     axis_name,
   )
   means = [
-    total.astype(value.dtype) if narrow else total / num_nodes
+    (total if narrow else total / num_nodes).astype(value.dtype)
     for total, value, narrow in zip(sums, values, is_narrow, strict=True)
   ]
   # A sum is known to be the same everywhere, and jax.shard_map wants what goes

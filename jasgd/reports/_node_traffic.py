@@ -25,7 +25,8 @@ def make_traffic(
   return table._replace(
     note='A step is one of one node; a round is as many steps as there are '
     'nodes. Of an all-reduce it is what its messages hold: small weights are '
-    'sent whole, to all; of others, 2 (n - 1) / n by each of n nodes.'
+    'sent whole, to all; of others, 2 (n - 1) / n by each of n nodes. What was '
+    'refused (gossip/refused_full, gossip/refused_done) is not in it.'
   )
 
 

@@ -13,7 +13,9 @@ from jasgd.runtime import members
 # The exit code of a process that ended for want of another one.
 GROUP_LOST = 75
 # What is said of collectives where somebody has hung up.
-_LOST_WORDS = re.compile('gloo|coordination|connection|peer', re.IGNORECASE)
+_LOST_WORDS = re.compile(
+  'gloo|nccl|coordination|connection|peer', re.IGNORECASE
+)
 # Between two looks at the others, in seconds.
 _INTERVAL = 0.05
 # How long node 0 outlives others whom it cannot see yet, in seconds.

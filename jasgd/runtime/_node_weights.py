@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd import traces
 from jasgd.runtime import _buffers
 from jasgd.runtime import _host
@@ -77,7 +78,14 @@ class NodeWeights:
     state = self._functions.start(self._settings.make_weights())
     parts = self._layout.view(_buffers.make_aligned(self._layout.size))
     rate = self._settings.find_rate(0)
-    state, _ = self._functions.step(state, *self._locate(0), rate)
+    where = (*self._locate(0), rate)
+    state, _ = self._functions.step(state, *where)
+    strategy = self._settings.strategy
+    if isinstance(strategy, gossip.Elastic):
+      state, _ = self._functions.pull_centre(state, parts, 0.0)
+      if strategy.order == 'easgd':
+        whole = self._whole.view(self._kept)
+        state, _ = self._functions.step_at(state, whole, *where)
     state = self._functions.mix(state, parts, 1.0, 0.0)
     jax.block_until_ready(state)
 

@@ -167,6 +167,7 @@ class Centre:
     book = self._station.book
     self._state = state
     self._version = book.last_version + 1
+    self._find_beginners()  # Nobody: all but those with checkpoints are late.
     book.write(
       traces.NodeKind.RESTART,
       [
@@ -217,6 +218,7 @@ class Centre:
       }
       book.write(traces.NodeKind.MIX, [row])
       book.num_mixes += 1
+      self._find_beginners()  # Who comes after this is late.
     self._publish()
     return _host.TAKEN
 

@@ -1,8 +1,10 @@
 """All-reduce over jax.distributed: nodes in processes that wait for each other.
 
-The synchronous baseline. Every process has one node; a step is one compiled
-program over all of them, so a process that is lost stops all: whoever started
-them says so, and starts them again from their checkpoints.
+The synchronous baseline. Every process has one node, on its first device; their
+mean is one compiled program over all of them. Its messages go by gloo on CPUs,
+and on accelerators by what jax has there (NCCL, ICI). So a process that is lost
+stops all: whoever started them says so, and starts them again from their
+checkpoints.
 """
 
 import logging
@@ -103,7 +105,8 @@ class GroupNode:
       'version': self._version,
       'mass': 0.0,
       'loss': self._loss if math.isfinite(self._loss) else None,
-      'has_begun': self._has_begun,
+      # One that comes back may find that all steps are made.
+      'has_begun': self._has_begun or self._is_done,
       'is_done': self._is_done,
       'is_stopped': self._is_stopped,
       'is_diverged': self._is_diverged,

@@ -216,11 +216,22 @@ def run_child() -> None:
     find_function(job['target'])(stopped=stopped, **job['arguments'])
   except (OSError, ValueError) as error:  # Of the world, or of the user.
     _log.error('%s: %s', type(error).__name__, error)
-    sys.exit(1)
+    _exit(1)
   except _group_losses.GroupError as error:
     _log.error('%s', error)
-    # At once: what usually ends a process would wait for the one that is lost.
-    os._exit(_group_losses.GROUP_LOST)
+    _exit(_group_losses.GROUP_LOST)
+  except Exception:
+    _log.exception('It failed.')
+    _exit(1)
+
+
+def _exit(code: int) -> None:
+  """Ends this process, which has failed."""
+  if jax.distributed.is_initialized():
+    # At once: what usually ends a process would wait for all others, or for the
+    # one that is lost, while nobody knows of it.
+    os._exit(code)
+  sys.exit(code)
 
 
 def _read_line() -> bytes:

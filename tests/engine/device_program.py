@@ -14,6 +14,7 @@ import optax
 
 from jasgd import engine
 from jasgd import gossip
+from jasgd.runtime import _group_mesh
 from tests.engine import device_cases
 from tests.gossip import many_devices
 
@@ -84,6 +85,7 @@ def main(path, address=None, process=None):
       found |= train(name, 'shard_map', name)
     for name, arguments in REFUSED.items():
       found[f'refused|{name}'] = np.array(find_refusal(arguments))
+    found |= average_processes()
     jax.distributed.shutdown()
   np.savez(path, **found)
 
@@ -140,6 +142,22 @@ def train_on_explicit_meshes():
     given = {'runner': 'shard_map', 'mesh': mesh}
     found['in force'] = np.array(find_refusal(given))
   return found
+
+
+def make_large_tree(process):
+  """So much that two of them are averaged in shares, which do not divide."""
+  rng = np.random.default_rng(process)
+  return {
+    'wide': jnp.float32(rng.normal(size=2**19 + 3)),
+    'narrow': jnp.bfloat16(rng.normal(size=11)),
+  }
+
+
+def average_processes():
+  """The mean of what two processes have, as an all-reduce computes it."""
+  average = engine.make_group_average(_group_mesh.make_mesh(2))
+  mean = average(make_large_tree(jax.process_index()))
+  return {f'mean|{name}': np.asarray(leaf) for name, leaf in mean.items()}
 
 
 def find_refusal(arguments):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from jasgd import engine
+from jasgd.engine import _mean
 from tests.engine import device_cases
 from tests.engine import device_program
 from tests.gossip import many_devices
@@ -18,7 +20,7 @@ def _split(found):
   """By strategy: whose it is, what it is called, and what was found."""
   split = {}
   for key, value in found.items():
-    if key.startswith(('hand|', 'refused|', 'in force')):
+    if key.startswith(('hand|', 'refused|', 'in force', 'mean|')):
       continue
     name, label, rest = key.rsplit('|', 2)
     split.setdefault(name, []).append((label, rest, value))
@@ -191,3 +193,14 @@ def test_elastic_with_rate_0_is_independent_sgd(
   everything, runner, order, period
 ):
   device_cases.check_rate_0(_make_get(everything, runner), order, period)
+
+
+def test_a_mean_of_processes_in_shares_is_that_of_one(everything_of_two):
+  """Real messages do not change a bit, if each adds up a part and sends it."""
+  trees = [device_program.make_large_tree(process) for process in range(2)]
+  num_messages = engine.count_mean_messages(4 * len(trees[0]['wide']), 2)
+  assert num_messages == 1.0
+  for name, mean in _mean.average(trees).items():
+    for own in everything_of_two:
+      found = own[f'mean|{name}'].view(np.asarray(mean).dtype)
+      np.testing.assert_array_equal(found, mean)

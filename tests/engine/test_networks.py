@@ -1,8 +1,6 @@
 """Replay of networks: rounding, 64 bits, batch normalisation, real MNIST."""
 
 import functools
-import os
-import pathlib
 
 from flax import linen as nn
 import jax
@@ -18,12 +16,7 @@ from jasgd import simulation
 from jasgd import tasks
 from tests import marks
 from tests.engine import cases
-
-DATA = pathlib.Path(
-  os.environ.get(
-    'JASGD_DATA', pathlib.Path(__file__).parents[3] / 'shared/data'
-  )
-)
+from tests.tasks import cases as task_cases
 
 
 def _distance(first, second):
@@ -156,7 +149,6 @@ def test_the_server_keeps_a_moving_mean_of_statistics():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.exists(), reason='There is no data set here.')
 @pytest.mark.parametrize(
   ('optimizer', 'rate', 'delay', 'is_trained'),
   [
@@ -189,4 +181,4 @@ def test_delays_do_to_lenet_what_jain_saw(optimizer, rate, delay, is_trained):
 
 @functools.cache
 def _load_mnist():
-  return tasks.make_task('mnist', batch=64, data_dir=str(DATA))
+  return tasks.make_task('mnist', batch=64, data_dir=task_cases.find_data())

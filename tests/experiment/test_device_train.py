@@ -38,6 +38,9 @@ def test_stopped_and_started_again_it_ends_the_same(name, tmp_path):
   assert result['clock'] == 60
   assert result['test/loss'] < 0.69
   assert ('centre/loss' in result) == (name == 'elastic')
+  # Of each node by itself; that of their mean is below, as it is convex.
+  assert ('local/loss' in result) == (name == 'elastic')
+  assert result.get('local/loss', 1.0) > result['test/loss']
 
   def stop(clock, metrics):
     del metrics

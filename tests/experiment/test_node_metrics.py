@@ -133,7 +133,10 @@ def test_what_was_refused_is_a_metric(tmp_path):
 def test_only_what_nodes_mix_is_averaged():
   """A counter of each node is no weight: as in replay, the first one's."""
   rows = [
-    ({'w': np.full(2, value, np.float32)}, {'count': np.array(count)})
+    (
+      {'w': np.full(2, value, np.float32)},
+      {'count': np.array(count), 'norm': np.float32(4 * value)},
+    )
     for value, count in ((1.0, 3), (2.0, 8))
   ]
   halves = [
@@ -142,10 +145,10 @@ def test_only_what_nodes_mix_is_averaged():
   task = types.SimpleNamespace(test_data=None)
   (params, stats), _ = _node_watch.describe_nodes(task, rows, [], None)
   assert params['w'].tolist() == [1.5, 1.5]
-  assert stats['count'] == 3
+  assert (stats['count'], stats['norm']) == (3, 6.0)
   (params, stats), _ = _node_watch.describe_nodes(task, rows, [1.0, 3.0], None)
   assert params['w'].tolist() == [1.75, 1.75]
-  assert stats['count'] == 3
+  assert (stats['count'], stats['norm']) == (3, 7.0)
   (params, _), _ = _node_watch.describe_nodes(task, halves, [], None)
   assert params['w'].tolist() == [1.5, 1.5]
 

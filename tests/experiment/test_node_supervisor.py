@@ -39,7 +39,8 @@ class Scene:
     self.codes = {}
     self.now = 1000.0
     self.num_looks = 0
-    self.evaluation_seconds = 0.0
+    self.evaluation_seconds = self.end_seconds = 0.0
+    self.timeouts = {}  # What each was given to end, in seconds.
     self.evaluations = []  # Who was evaluated each time.
     self.supervisor = None
     monkeypatch.setattr(_node_supervisor, 'time', self)
@@ -153,6 +154,8 @@ class Member:
   def end(self, timeout):
     """Ends it."""
     self._scene.events.append(('end', self._member))
+    self._scene.timeouts[self._member] = timeout
+    self._scene.now += self._scene.end_seconds
     if self.code is None:
       self._scene.codes[self._member] = 0 if timeout else KILLED
     return self.code
@@ -182,8 +185,29 @@ def test_the_centre_ends_when_the_nodes_have(scene):
   ended = scene.run()
   assert ended['is_interrupted']
   assert scene.list_events('stop') == [0, 1, 2]
-  assert scene.list_events('end') == [2, 1, 0, CENTRE]
-  assert scene.events.index(('stop', 2)) < scene.events.index(('end', 2))
+  assert scene.list_events('end') == [0, 1, 2, CENTRE]
+  assert scene.events.index(('stop', 2)) < scene.events.index(('end', 0))
+
+
+def test_the_centre_has_time_to_end_however_long_nodes_take(scene):
+  scene.end_seconds = 25.0
+  scene.run()
+  assert scene.timeouts[0] == scene.timeouts[CENTRE] > 20
+  assert scene.timeouts[2] < 10
+
+
+@pytest.mark.parametrize('member', [1, CENTRE])
+def test_who_dies_as_the_run_ends_is_lost(member, scene, caplog):
+  """It has made its steps, but what it has saved is older."""
+  evaluate = scene.evaluate
+
+  def kill_and_evaluate(members):
+    scene.kill(member)
+    return evaluate(members)
+
+  scene.evaluate = kill_and_evaluate
+  assert scene.run()['lost'] == [member]
+  assert f'{runtime.name_member(member)} was lost (exit code -9)' in caplog.text
 
 
 def test_who_looks_stops_the_centre_when_no_node_answers(scene):
@@ -218,7 +242,7 @@ def test_ctrl_c_before_all_have_come(scene):
   scene.at[3] = scene.press_ctrl_c
   ended = scene.run()
   assert ended['is_interrupted']
-  assert scene.list_events('end') == [2, 1, 0, CENTRE]
+  assert scene.list_events('end') == [0, 1, 2, CENTRE]
 
 
 def test_the_others_go_on_without_one_that_died(scene, caplog):

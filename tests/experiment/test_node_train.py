@@ -13,6 +13,7 @@ import pytest
 import jasgd
 from jasgd import experiment
 from jasgd import runtime
+from jasgd import tasks
 from jasgd import traces
 from jasgd import workdir
 from jasgd.experiment import _node_local
@@ -122,6 +123,20 @@ def test_what_a_run_leaves(name, tmp_path):
     eval_every=10,
   )
   np.testing.assert_array_equal(jasgd.load_params(tmp_path), replayed.params)
+  assert ('local/loss' in columns) == (name == 'elastic')
+  if name == 'elastic':
+    own = tasks.evaluate_all(config.make_task(), _split_nodes(replayed.nodes))
+    assert columns['local/loss'][-1] == pytest.approx(own['loss'], rel=1e-5)
+    assert own['loss'] > result['test/loss']
+
+
+def _split_nodes(nodes):
+  """(params, stats) of each, of arrays that have all of them."""
+  num_nodes = len(jax.tree.leaves(nodes)[0])
+  return [
+    jax.tree.map(lambda leaf, node=node: leaf[node], nodes)
+    for node in range(num_nodes)
+  ]
 
 
 def test_metrics_of_mixes_are_those_of_the_whole_trace(tmp_path):

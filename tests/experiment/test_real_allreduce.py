@@ -73,8 +73,8 @@ def test_a_lost_process_ends_the_run_with_its_name(
     ):
       wait()
     # A second is enough to see a death; a busy machine may need more.
-    deadline = 3 * silence if number == signal.SIGSTOP else silence
-    assert time.monotonic() - lost_at < deadline
+    seconds = time.monotonic() - lost_at
+    assert seconds < (silence if number == signal.SIGSTOP else 0) + 20
   assert not processes.find()
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
   assert result['clock'] == 400 * NUM_NODES
@@ -129,3 +129,4 @@ def test_a_run_that_diverges_ends_for_all(processes, tmp_path):
   assert result['is_diverged']
   assert nodes.count_steps(tmp_path).max() < 100
   assert not processes.find()
+  check_replay(tmp_path)

@@ -23,6 +23,7 @@ def make_config(wire):
     NUM_STEPS,
     runtime={'wire': wire},
     processes={'min_seconds': SPEEDS},
+    deadlines={'step': live.PATIENCE},  # Nobody counts as silent.
   )
 
 

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from jasgd import reports
+from jasgd import traces
 from launch.benchmarks import stragglers
+from tests import live
 from tests.reports import cases
 
 NAMES = ['pull', 'pull-disturbed', 'allreduce', 'allreduce-disturbed']
@@ -66,9 +69,23 @@ def test_the_suite_fails_if_a_goal_is_missed(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_fast_nodes_that_gossip_stay_fast(processes, tmp_path):
-  del processes
-  rates = stragglers.run_all(tmp_path, 100)
-  assert [*rates] == NAMES
+  program = processes.start(
+    'launch.benchmark',
+    '--suite=stragglers',
+    '--quick',
+    f'--workdir={tmp_path}',
+  )
+  live.wait_until(lambda: not program.is_running, patience=600.0)  # 4 runs.
+  rates = {
+    name: reports.measure_step_rates(
+      traces.NodeTrace.load(tmp_path / name / 'trace')
+    )
+    for name in NAMES
+  }
+  # It says what was measured, and fails if a goal is missed.
+  lines = stragglers.judge(rates)
+  said = program.wait(int('missed' in _judge(rates)))
+  assert all(line in said for line in lines)
   # All wait for the slowest, whose step takes 150 ms; and in a gossip nobody
   # does, whatever else there is on this machine. How near to undisturbed that
   # is, the suite says.
@@ -76,9 +93,7 @@ def test_fast_nodes_that_gossip_stay_fast(processes, tmp_path):
   fast = rates['pull-disturbed'][:2]
   assert fast.min() > 1.5 * rates['allreduce-disturbed'].max(), rates
   assert fast.min() > 1.5 * rates['pull-disturbed'][2:].max(), rates
-  assert set(_judge(rates)) <= {'met', 'missed'}
-  lines = stragglers.judge(rates)
-  page = cases.Page(stragglers.write_page(tmp_path, rates, lines))
+  page = cases.Page(tmp_path / 'report.html')
   assert page.paragraphs[: len(lines)] == lines
   # A column for each run; behind a rate may stand its share of the first run's.
   for index, found in enumerate(rates.values(), 1):

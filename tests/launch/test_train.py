@@ -10,12 +10,13 @@ import sys
 
 import pytest
 
+from configs import gossip_digits
 import jasgd
 from jasgd import traces
 from tests import marks
+from tests.tasks import cases
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-DATA = pathlib.Path(os.environ.get('JASGD_DATA', ROOT.parent / 'shared/data'))
 CONFIGS, NODE_CONFIGS = (
   sorted(
     path.stem
@@ -70,9 +71,7 @@ def test_every_config_runs_as_smoke(name, tmp_path):
   text = (ROOT / 'configs' / f'{name}.py').read_text()
   arguments = []
   if 'digits' not in name:
-    if not DATA.exists():
-      pytest.skip('There is no data set here.')
-    arguments = [f'--config.task.data_dir={DATA}']
+    arguments = [f'--config.task.data_dir={cases.find_data()}']
   assert f'--config=configs/{name}.py' in text  # The lab note has the command.
   done = _run(
     'train',
@@ -98,9 +97,7 @@ def test_every_config_of_nodes_runs_as_smoke(config, variant, tmp_path):
   assert config in NODE_CONFIGS
   flags = []
   if 'digits' not in config:
-    if not DATA.exists():
-      pytest.skip('There is no data set here.')
-    flags = [f'--config.task.data_dir={DATA}']
+    flags = [f'--config.task.data_dir={cases.find_data()}']
   done = _run(
     'train',
     f'--config=configs/{config}.py:{variant}',
@@ -113,6 +110,16 @@ def test_every_config_of_nodes_runs_as_smoke(config, variant, tmp_path):
   assert result['gossip/consensus_error'] > 0
   assert (tmp_path / 'report.html').exists()
   assert set(jasgd.load_params(tmp_path)) >= {'Dense_0', 'Dense_1'}
+
+
+def test_gossip_is_what_its_config_says_without_a_variant():
+  config = gossip_digits.get_config()
+  assert (config.strategy.name, config.strategy.num_nodes) == ('pull', 4)
+  assert config.runtime.mode == 'local'
+  for name in ('elastic', 'allreduce'):
+    other = gossip_digits.get_config(name)
+    config.strategy.name = name
+    assert other == config  # One flag away.
 
 
 def test_configs_of_nodes_have_their_command_in_the_note():

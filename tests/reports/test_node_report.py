@@ -97,7 +97,7 @@ def test_traffic_beside_that_of_a_server(
   assert values[server] == 2 * 4
 
 
-def test_curves_of_elastic_averaging_have_the_centre(tmp_path):
+def test_curves_of_elastic_averaging_have_centre_and_nodes(tmp_path):
   trace = _simulate(gossip.Elastic(), latency=0.1)
   lines = [
     (
@@ -107,6 +107,7 @@ def test_curves_of_elastic_averaging_have_the_centre(tmp_path):
         'train/loss': 1.0,
         'test/loss': 0.9,
         'centre/loss': 0.8,
+        'local/loss': 0.95,
         'gossip/consensus_error': 0.1,
         'gossip/age_mean': 0.5,
         'gossip/age_max': 2.0,
@@ -119,10 +120,11 @@ def test_curves_of_elastic_averaging_have_the_centre(tmp_path):
   figure = _curves.draw_curves([_runs.read_run(tmp_path)], ['run'])
   labels = [axes.get_ylabel() for axes in figure.axes]
   assert labels == ['loss', 'consensus error', 'age of mixes', 'lag of mixes']
-  assert len(figure.axes[0].lines) == 3
+  assert len(figure.axes[0].lines) == 4
   page = cases.Page(reports.write_report(tmp_path))
   assert page.column('Results')['end'] == 'at step 160'
   assert page.column('Results')['centre/loss, final'].startswith('0.8 (step')
+  assert page.column('Results')['local/loss, final'].startswith('0.95 (step')
   assert 'with 160 steps' in page.paragraphs[0]
 
 

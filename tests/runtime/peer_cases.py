@@ -16,6 +16,8 @@ from tests.engine import node_cases
 
 NUM_NODES = 3
 PATIENCE = 60.0  # Seconds: never reached, unless something is broken.
+# Nobody counts as silent, however slow the machine is.
+PATIENT = runtime.Deadlines(step=PATIENCE)
 STRATEGIES = {
   'pull': gossip.Pull(),
   'push': gossip.Push(),
@@ -128,7 +130,7 @@ class Group:
     return traces.NodeTrace.load(self.run.trace)
 
   def check_replay(self):
-    """Everybody has what the trace says, with statistics and optimizer."""
+    """Everybody has the weights and statistics that the trace says."""
     members = runtime.list_members(self.run)
     folders = {
       member: runtime.find_folder(self.run, member) for member in members

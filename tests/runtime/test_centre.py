@@ -1,7 +1,86 @@
-"""The centre of elastic averaging, with nodes in threads."""
+"""The centre of elastic averaging: alone, and with nodes in threads."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
 
 from jasgd import traces
+from jasgd.runtime import _buffers
+from jasgd.runtime import _host
+from jasgd.runtime import _messages
 from tests.runtime import peer_cases as peers
+
+
+@contextlib.contextmanager
+def _open_centre(folder):
+  """A centre that nobody can reach, and what becomes known of it, in order."""
+  group = peers.Group(folder, peers.STRATEGIES['elastic'])
+  centre = group.make(traces.CENTRE, threading.Event())
+  station, events = centre._station, []
+  write, publish = station.book.write, station.host.publish
+
+  def note_write(kind, rows):
+    events.append(('write', kind, [row['version'] for row in rows]))
+    write(kind, rows)
+
+  def note_publish(weights, version, step):
+    params, _ = weights
+    events.append(('publish', version, np.array(params)))
+    publish(weights, version, step)
+
+  station.book.write, station.host.publish = note_write, note_publish
+  try:
+    yield centre, events
+  finally:
+    station.close()
+
+
+def _make_force(centre, value):
+  """What node 1 sends, with the same value everywhere."""
+  layout = centre._station.layout
+  params, stats = centre._state.params, centre._state.stats
+  payload = _buffers.make_aligned(layout.size)
+  fill = lambda leaf: np.full(leaf.shape, value, leaf.dtype)
+  layout.pack(
+    (fill(params), {name: fill(stats[name]) for name in stats}), payload
+  )
+  return _messages.Message(
+    _messages.Verb.EXCHANGE,
+    learner=1,
+    clock=3,
+    step=2,
+    rate=0.2,
+    payload=payload,
+  )
+
+
+def test_a_move_is_written_down_before_it_is_shown(tmp_path):
+  with _open_centre(tmp_path) as (centre, events):
+    before = np.array(centre._state.params)
+    for version in (1, 2):
+      assert centre._take(_make_force(centre, 0.5)) == _host.TAKEN
+      written, published = events
+      events.clear()
+      assert written == ('write', traces.NodeKind.MIX, [version])
+      assert published[:2] == ('publish', version)
+      np.testing.assert_allclose(
+        published[2], before + 0.5 * version, rtol=1e-5, atol=1e-6
+      )
+
+
+def test_a_move_that_could_not_be_written_is_not_shown(tmp_path):
+  """As on a full disk: nobody may see what replay will never know of."""
+
+  def write(kind, rows):
+    raise OSError('No space left on device')
+
+  with _open_centre(tmp_path) as (centre, events):
+    centre._station.book.write = write
+    with pytest.raises(OSError, match='No space'):
+      centre._take(_make_force(centre, 0.5))
+    assert events == []
 
 
 def test_who_is_done_stays_while_others_step(tmp_path):

@@ -37,15 +37,28 @@ def _get_statistics(weights):
 )
 def test_nodes_replay_to_the_same_bits(name, wire, tmp_path):
   """Statistics, as batch normalisation has them, are mixed like weights."""
-  with peer_cases.start_group(tmp_path, name, wires=(wire,)) as group:
+  with peer_cases.start_group(
+    tmp_path, name, wires=(wire,), deadlines=peer_cases.PATIENT
+  ) as group:
     group.wait()
   replayed = group.check_replay()
   trace = group.load_trace()
   assert len(trace.steps) == 40 * peer_cases.NUM_NODES
   assert len(trace.mixes) > 20
   assert trace.header['bytes_per_message'] >= 4 * 40  # Of both.
-  summary = traces.summarize_nodes(trace)
-  assert summary.nodes.bytes_sent.sum() > 0
+  # As many messages, hence bytes, as hosts have sent.
+  columns = traces.summarize_nodes(trace).nodes
+  num_sent = {
+    node: peer._station.host.num_sent for node, peer in group.peers.items()
+  }
+  centre = num_sent.pop(traces.CENTRE, None)
+  if centre is not None:
+    assert columns.num_received.sum() == centre
+    assert columns.num_sent.sum() == len(trace.of_node(traces.CENTRE)) - 1
+  elif 'pull' in name:
+    assert columns.num_sent.tolist() == [num_sent[node] for node in range(3)]
+  size = trace.header['bytes_per_message']
+  assert columns.bytes_sent.tolist() == (size * columns.num_sent).tolist()
   # All are near each other, and so are their statistics.
   rows = np.asarray(_get_statistics(replayed.nodes))
   assert np.ptp(rows, axis=0).max() < np.abs(rows).max()
@@ -53,16 +66,20 @@ def test_nodes_replay_to_the_same_bits(name, wire, tmp_path):
 
 
 def test_a_joiner_starts_from_the_weights_of_another_node(tmp_path):
-  deadlines = runtime.Deadlines(start=4.0)  # For two of three to come.
+  # For two of three to come.
+  deadlines = runtime.Deadlines(start=4.0, step=peer_cases.PATIENCE)
   with peer_cases.start_group(
     tmp_path,
     'push-sum',
     nodes=(0, 1),
-    num_steps=300,
+    num_steps=100_000,
     deadlines=deadlines,
   ) as group:
     group.wait_for_steps(0, 20)
     group.start(2)
+    group.wait_for(2, 'mass', 1e-9)
+    for node in range(peer_cases.NUM_NODES):
+      group.stop(node)
     group.wait()
   trace = group.load_trace()
   own = trace.of_node(2)
@@ -79,6 +96,29 @@ def test_a_joiner_starts_from_the_weights_of_another_node(tmp_path):
   assert sum(last) == pytest.approx(2)
   assert last[2] > 0
   assert traces.summarize_nodes(trace).lost_mass == 0
+  group.check_replay()
+
+
+@pytest.mark.slow
+def test_a_joiner_of_elastic_averaging_starts_from_the_centre(tmp_path):
+  with peer_cases.start_group(
+    tmp_path,
+    'elastic',
+    nodes=(0, 1),
+    num_steps=100_000,
+    deadlines=runtime.Deadlines(start=4.0),  # For two of three to come.
+  ) as group:
+    group.wait_for_steps(0, 20)
+    group.start(2)
+    group.wait_for_steps(2, 10)
+    for node in (*range(peer_cases.NUM_NODES), traces.CENTRE):
+      group.stop(node)
+    group.wait()
+  join, mix = group.load_trace().of_node(2)[:2]
+  assert (join['kind'], mix['kind']) == (Kind.JOIN, Kind.MIX)
+  assert (mix['own_weight'], mix['peer_weight']) == (0, 1)
+  assert mix['peer'] == traces.CENTRE
+  assert mix['peer_version'] > 0
   group.check_replay()
 
 

@@ -29,6 +29,7 @@ def test_nodes_that_are_stopped_one_by_one_keep_all_mass(wires, tmp_path):
     wires=wires,
     num_steps=100_000,
     min_seconds=(0.002, 0.005, 0.02),
+    deadlines=peer_cases.PATIENT,
   ) as group:
     for node in range(peer_cases.NUM_NODES):
       for other in range(node, peer_cases.NUM_NODES):
