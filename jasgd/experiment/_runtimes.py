@@ -168,7 +168,8 @@ class DeadlineConfig:
   first_step: float = 300.0
   # For learners to come back after a restart of the server.
   rejoin: float = 60.0
-  # For learners' last words.
+  # For learners' last words. Nodes of a cluster stay so long for who watches
+  # them: it must be longer than an evaluation.
   end: float = 20.0
 
   def list_problems(self) -> list[str]:

@@ -25,7 +25,8 @@ class Deadlines:
       longest that any learner has taken, or `first_step` before that is known.
     first_step: As `step`, while a learner may still be compiling.
     rejoin: For learners to come back after the server has.
-    end: For learners' last messages, once the run is over.
+    end: For learners' last messages, once the run is over; and for those who
+      watch the nodes of a cluster.
   """
 
   start: float = 120.0
