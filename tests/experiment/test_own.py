@@ -12,7 +12,6 @@ import jasgd
 from jasgd import protocols
 from jasgd import traces
 from tests import live
-from tests import marks
 from tests import trees
 from tests.experiment import own_model
 
@@ -27,7 +26,8 @@ def _train(make_task=own_model.make_task, **options):
   )
 
 
-@pytest.mark.parametrize('with_processes', marks.slow_but([False, True], True))
+@pytest.mark.slow  # The README's own model is one, too.
+@pytest.mark.parametrize('with_processes', [False, True])
 def test_own_model_is_trained_and_replayed(with_processes, processes, tmp_path):
   stream = io.StringIO()
   result = _train(

@@ -19,6 +19,7 @@ from launch.benchmarks import training_cases as cases
 from launch.benchmarks import training_goals as goals
 from launch.benchmarks import training_jax
 from launch.benchmarks import workers
+from tests import marks
 
 SIDES = [goals.TORCH, goals.OURS]
 TURNS = [turn for group in training.GROUPS for turn in group.list_turns(SIDES)]
@@ -106,7 +107,7 @@ def _make_small_program(monkeypatch, way):
   return program
 
 
-@pytest.mark.parametrize('way', ['0', '3', cases.ASYNC])
+@pytest.mark.parametrize('way', marks.slow_but(['0', '3', cases.ASYNC], '3'))
 def test_replay_begins_again_where_its_trace_ends(way, monkeypatch):
   program = _make_small_program(monkeypatch, way)
   losses = [program.advance() for _ in range(training_jax.NUM_TURNS + 2)]

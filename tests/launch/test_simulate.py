@@ -49,6 +49,7 @@ def _make(kind, path):
   return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('found', 'wanted'), [('a server', 'nodes'), ('nodes', 'a server')]
 )
@@ -63,6 +64,7 @@ def test_a_workdir_with_the_other_kind_of_trace(found, wanted, tmp_path):
   assert kept.read_text() == 'kept'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('below', ['', '/below'])
 def test_a_workdir_that_cannot_be_made(below, tmp_path):
   (tmp_path / 'file').write_text('kept')

@@ -162,6 +162,7 @@ def test_bad_flags_are_named_in_a_line(flag, tmp_path):
   assert not (tmp_path / 'work').exists()
 
 
+@pytest.mark.slow
 def test_missing_data_names_the_folder_and_the_way_out(tmp_path):
   done = _run(
     'train',
@@ -176,7 +177,10 @@ def test_missing_data_names_the_folder_and_the_way_out(tmp_path):
   assert 'Traceback' not in done.stderr
 
 
-@pytest.mark.parametrize('name', ['simulate_gossip', 'simulate_jain'])
+@pytest.mark.parametrize(
+  'name',
+  marks.slow_but(['simulate_gossip', 'simulate_jain'], 'simulate_gossip'),
+)
 def test_simulations_run_as_smoke(name, tmp_path):
   done = _run(
     'simulate', f'--config=configs/{name}.py:smoke', f'--workdir={tmp_path}'
