@@ -72,7 +72,9 @@ def main() -> None:
   except ValueError as error:
     raise app.UsageError(str(error)) from None
   print(experiment.format_comparison(compared, _BOUND.value))
-  if any(row.difference < -_BOUND.value for row in compared):
+  below = [row.name for row in compared if row.difference < -_BOUND.value]
+  if below:
+    print(f'More than {_BOUND.value:.1%} below: {", ".join(below)}.')
     sys.exit(1)
 
 

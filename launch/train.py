@@ -42,9 +42,10 @@ virtual time and on devices: at the next evaluation, and twice they do not).
 
 The workdir gets `config.json`, `provenance.json`, `trace` (of nodes a folder,
 with a file for each), `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`result.json` and `report.html`; of a real run also `logs/`, `token`, and while
-it runs `server.json`. The weights, of nodes their mean:
-`jasgd.load_params(workdir)`. Is the run what its trace says?
+`report.html` with its pictures in `report/`, and once it is over `result.json`;
+of a real run also `logs/`, `token`, `nodes/`, locks, and while it runs
+`server.json`. Of nodes, the clock counts the steps of all. The weights, of
+nodes their mean: `jasgd.load_params(workdir)`. Is the run what its trace says?
 `python -m launch.replay --workdir=W`.
 """
 
@@ -221,6 +222,11 @@ def _print_result(result: dict[str, Any]) -> None:
   for name, value in result.items():
     is_number = isinstance(value, float)
     print(f'{name:24} {f"{value:.6g}" if is_number else value}')
+  if result.get('lost_nodes'):
+    names = ', '.join(map(str, result['lost_nodes']))
+    print(
+      f'Lost on the way: {names}. Steps that were left to these are not made.'
+    )
   if result['is_diverged'] and 'end_reason' not in result:
     clock = result['clock']
     print(f'The loss was not finite before clock {clock}: {_advise(result)}')

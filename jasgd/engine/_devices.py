@@ -282,6 +282,11 @@ def check_devices(
       number of nodes, the dtype, or nodes that all mix at once.
   """
   protocols.check_count('num_nodes', num_nodes, 1)
+  if not isinstance(strategy, gossip.Strategy):
+    raise ValueError(
+      'strategy must be one of jasgd.gossip, such as gossip.Pull(), got '
+      f'{strategy!r}.'
+    )
   strategy.check_together(num_nodes)
   if dtype is not None and isinstance(strategy, gossip.Elastic):
     raise ValueError(

@@ -164,7 +164,7 @@ def format_comparison(compared: Sequence[Compared], bound: float) -> str:
     )
     if row.name != 'single':
       is_within = row.difference >= -bound
-      line += f'{row.difference:>+7.2%} {"within" if is_within else "below"}'
+      line += f' {row.difference:+.2%} {"within" if is_within else "below"}'
     lines.append(line)
   lines += [
     f'Warning: {row.rate:.3g}, the best rate of {row.name}, is the {row.edge} '

@@ -213,7 +213,7 @@ def _find_origin(
   """
   origins = [status['origin'] for status in registry.ask_strangers()]
   if peers and not origins:
-    _log.info('Nobody answers at %s yet.', ', '.join(peers))
+    _log.warning('Nobody answers at %s yet.', ', '.join(peers))
   return min(origins, default=None)
 
 
@@ -268,6 +268,7 @@ def watch_nodes(
   folder = workdirs.Workdir(workdir)
   registry = _node_running.make_registry(config, folder, peers)
   workdirs.open_workdir(folder, dataclasses.asdict(config))
+  _find_origin(registry, peers)  # Says so if nobody is there yet.
   return _node_local.supervise(
     config,
     folder,

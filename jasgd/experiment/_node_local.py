@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import os
+import sys
 from typing import Any, TextIO
 
 from jasgd import gossip
@@ -11,6 +12,7 @@ from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.experiment import _chunks
+from jasgd.experiment import _node_losses
 from jasgd.experiment import _node_running
 from jasgd.experiment import _node_supervisor
 from jasgd.experiment import _node_training
@@ -89,14 +91,16 @@ def supervise(
     if is_owner:
       for member in starts:  # It knows no longer where one was that is gone.
         runtime.find_folder(folder, member).server.unlink(missing_ok=True)
-    position = 0
-    if folder.metrics.exists():
-      position = folder.metrics.stat().st_size
+    # Of nodes elsewhere nobody knows where they go on: all of it is kept.
+    clock = _find_saved_clock(config, folder) if is_owner else sys.maxsize
     with workdirs.MetricsWriter(
-      folder, resume_at=position, on_metrics=on_metrics
+      folder,
+      resume_at=workdirs.find_metrics_position(folder, clock),
+      on_metrics=on_metrics,
     ) as writer:
       settings = _node_running.make_node_settings(config)
       per_epoch = settings.task.num_samples / settings.task.batch
+      get_rate = config.make_schedule()
       ended = _node_supervisor.NodeSupervisor(
         _node_watch.NodeWatch(settings, starts, registry),
         starts,
@@ -105,7 +109,7 @@ def supervise(
         num_steps=settings.num_steps * settings.num_nodes,
         eval_every=config.runtime.eval_every or max(1, round(per_epoch)),
         steps_per_epoch=per_epoch,
-        get_rate=config.make_schedule(),
+        get_rate=get_rate,
         deadlines=settings.deadlines,
         is_group=isinstance(settings.strategy, gossip.AllReduce),
         is_owner=is_owner,
@@ -113,16 +117,29 @@ def supervise(
       ).run()
       if is_owner and any(folder.trace.glob('node-*')):
         ended |= _read_end(folder, ended)
-      if is_owner and not ended['is_interrupted']:
-        mean, metrics = _describe_checkpoints(settings, folder, ended)
-        ended |= {
-          'mean': mean,
-          'metrics': ended['metrics'] | metrics,
-          'unwritten_at': ended['clock'],  # Also if it was evaluated before.
-        }
+      if is_owner:
+        ended['mean'], metrics = _describe_checkpoints(settings, folder, ended)
+        if metrics:  # Of all steps: what was heard last may be of fewer.
+          epoch = ended['clock'] / per_epoch
+          metrics |= {'epoch': epoch, 'train/rate': get_rate(epoch)}
+          ended['metrics'] = ended['metrics'] | metrics
+          ended['unwritten_at'] = ended['clock']
       if ended['unwritten_at'] is not None:
         writer.write(ended['unwritten_at'], ended['metrics'])
     return _finish(folder, ended)
+
+
+def _find_saved_clock(
+  config: _node_training.NodeTrainingConfig, folder: workdirs.Workdir
+) -> int:
+  """The steps of all nodes in the checkpoints that they go on from."""
+  num_nodes = config.strategy.num_nodes
+  saved = [_node_losses.list_saved(folder, node) for node in range(num_nodes)]
+  if (
+    config.strategy.name == 'allreduce'
+  ):  # From the last that all of them have.
+    return num_nodes * max(set.intersection(*saved), default=0)
+  return sum(max(steps, default=0) for steps in saved)
 
 
 def list_expected(config: _node_training.NodeTrainingConfig) -> list[int]:

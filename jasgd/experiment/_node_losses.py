@@ -67,7 +67,7 @@ def end_group(
   deadline = time.monotonic() + patience
   for process in members.values():
     process.end(max(0.0, deadline - time.monotonic()))
-  common = set.intersection(*(_list_saved(folder, node) for node in members))
+  common = set.intersection(*(list_saved(folder, node) for node in members))
   start = 'the start'
   if common:
     start = f'step {max(common)}, the last that all of them have saved'
@@ -79,7 +79,7 @@ def end_group(
   )
 
 
-def _list_saved(folder: workdirs.Workdir, node: int) -> set[int]:
+def list_saved(folder: workdirs.Workdir, node: int) -> set[int]:
   """The steps of a node's checkpoints."""
   own = runtime.find_folder(folder, node)
   positions = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import logging
+import sys
 import threading
 import time
 from typing import Any, TextIO
@@ -105,6 +106,13 @@ class NodeSupervisor:
         self._members = {
           member: start() for member, start in self._starts.items()
         }
+        if self._is_owner:
+          print(
+            f'{len(self._members)} processes start, and compile first; what '
+            f'they say is in {str(self._folder.logs)!r}.',
+            file=self._stream or sys.stderr,
+            flush=True,
+          )
         while not self._have_begun() and not self._stop_signal.is_set():
           self._stop_signal.wait(_INTERVAL)
         with workdirs.Progress(
@@ -331,7 +339,9 @@ class NodeSupervisor:
       for name, metric in names.items()
       if metric in self._last_metrics
     }
-    num_alive = sum(member >= 0 for member in self._alive)
+    num_alive = sum(
+      member >= 0 and member in self._status for member in self._alive
+    )
     line.update(min(self._clock, self._num_steps), **shown, nodes=num_alive)
 
   def _stop_all(self) -> None:

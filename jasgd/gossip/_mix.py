@@ -159,6 +159,8 @@ def run_if_due(
     if step % period:
       return values
     return mix_now(values, step // period - 1)
+  if not jnp.issubdtype(jnp.result_type(step), jnp.integer):
+    raise ValueError(f'step must be a whole number of at least 1, got {step}.')
   number = step // period - 1
   if period == 1:
     return mix_now(values, number)
@@ -260,9 +262,10 @@ def _check(
       'mix_elastic.'
     )
   strategy.check_together(num_nodes)
-  if is_gossip and isinstance(strategy.peers, str) and key is None:
+  if is_gossip and isinstance(strategy.peers, str) and not _is_key(key):
     raise ValueError(
-      f'Random peers ({strategy.peers!r}) need a key, the same on all nodes.'
+      f'Random peers ({strategy.peers!r}) need a key of jax.random, the same '
+      f'on all nodes, got {key!r}.'
     )
   if isinstance(strategy, _strategies.PushSum) != (mass is not None):
     raise ValueError(
@@ -271,3 +274,11 @@ def _check(
     )
   if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(f'dtype must be that of floats, got {dtype!r}.')
+
+
+def _is_key(key: Any) -> bool:
+  """Whether that can be a key, of the new kind or of the old."""
+  if not isinstance(key, jax.Array | np.ndarray):
+    return False
+  is_new = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+  return bool(is_new or key.dtype == jnp.uint32)

@@ -19,7 +19,7 @@ def measure_step_rates(trace: traces.NodeTrace) -> np.ndarray:
   """Steps per second of each node, from its first step to its last.
 
   So neither the time in which it compiles counts, nor that in which it is done
-  and others are not.
+  and others are not; nor that in which nobody was there, before a run went on.
 
   Args:
     trace: What nodes did.
@@ -33,9 +33,12 @@ def measure_step_rates(trace: traces.NodeTrace) -> np.ndarray:
   last = np.full(trace.num_nodes, -np.inf)
   np.minimum.at(first, node, ends)
   np.maximum.at(last, node, ends)
+  back_at, seconds = traces.find_downtimes(trace)
+  is_within = (back_at > first[:, None]) & (back_at < last[:, None])
+  active = last - first - np.sum(is_within * seconds, axis=1)
   rates = np.full(trace.num_nodes, np.nan)
-  is_known = (counts > 1) & (last > first)
-  rates[is_known] = (counts - 1)[is_known] / (last - first)[is_known]
+  is_known = (counts > 1) & (active > 0)
+  rates[is_known] = (counts - 1)[is_known] / active[is_known]
   return rates
 
 

@@ -60,7 +60,8 @@ class Run:
   def active_duration(self) -> float:
     """Seconds from nodes' first step to their last record but the end.
 
-    Real nodes have to be started, and to wait for each other, before that.
+    Real nodes have to be started, and to wait for each other, before that. The
+    time in which nobody was there, before the run went on, is not in it.
     """
     if not isinstance(self.trace, traces.NodeTrace):
       return 0.0
@@ -70,7 +71,8 @@ class Run:
     work = (traces.NodeKind.STEP, traces.NodeKind.MIX)
     is_work = np.isin(records['kind'], work)
     begin = self.trace.steps['start_time'].min()
-    return float(records['end_time'][is_work].max() - begin)
+    _, downtimes = traces.find_downtimes(self.trace)
+    return float(records['end_time'][is_work].max() - begin - downtimes.sum())
 
   @property
   def is_of_nodes(self) -> bool:

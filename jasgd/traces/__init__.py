@@ -3,6 +3,7 @@
 from jasgd.protocols import Fate
 from jasgd.traces import statistics
 from jasgd.traces._node_ages import measure_ages
+from jasgd.traces._node_deaths import find_downtimes
 from jasgd.traces._node_schema import ALL
 from jasgd.traces._node_schema import CENTRE
 from jasgd.traces._node_schema import NODE_RECORD
@@ -49,6 +50,7 @@ __all__ = [
   'Trace',
   'TraceError',
   'TraceWriter',
+  'find_downtimes',
   'find_wait_ends',
   'format_node_summary',
   'format_summary',

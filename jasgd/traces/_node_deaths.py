@@ -19,6 +19,22 @@ class Deaths(NamedTuple):
   lost_mass: float  # Of push-sum, with nodes and messages.
 
 
+def find_downtimes(trace: _nodes.NodeTrace) -> tuple[np.ndarray, np.ndarray]:
+  """When nobody was there: a run that was ended, and went on later.
+
+  Args:
+    trace: A trace.
+
+  Returns:
+    For each return of a real node, when that was, and how many seconds nobody
+    had written anything before it: hardly any, while others go on.
+  """
+  records = trace.records[np.argsort(trace.records['end_time'], kind='stable')]
+  is_return = records['kind'] == _node_schema.NodeKind.RESTART
+  times = records['end_time']
+  return times[is_return], np.diff(times, prepend=times[:1])[is_return]
+
+
 def count_deaths(trace: _nodes.NodeTrace) -> Deaths:
   """Counts the deaths of nodes, and the mass that they had.
 

@@ -12,6 +12,7 @@ from jasgd.workdir._files import write_json
 from jasgd.workdir._locks import hold_workdir
 from jasgd.workdir._locks import is_held
 from jasgd.workdir._locks import lock_file
+from jasgd.workdir._metrics import find_metrics_position
 from jasgd.workdir._metrics import MetricsWriter
 from jasgd.workdir._metrics import read_metrics
 from jasgd.workdir._paths import open_workdir
@@ -25,6 +26,7 @@ __all__ = [
   'Workdir',
   'WorkdirError',
   'describe_run',
+  'find_metrics_position',
   'hold_workdir',
   'is_held',
   'list_checkpoints',

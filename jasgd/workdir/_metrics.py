@@ -213,6 +213,27 @@ def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
   }
 
 
+def find_metrics_position(workdir: _files.Path, clock: int) -> int:
+  """Where a run that goes on from a clock goes on in its metrics.
+
+  Args:
+    workdir: The folder of the run.
+    clock: Lines beyond it, and part of a line at the end, are to be cut off.
+
+  Returns:
+    What `MetricsWriter` takes as `resume_at`; 0 if there are no metrics.
+  """
+  path = _paths.Workdir(workdir).metrics
+  if not path.exists():
+    return 0
+  position = 0
+  for number, line in enumerate(path.read_bytes().split(b'\n')[:-1], 1):
+    if _parse_line(path, number, line)[0] > clock:
+      break
+    position += len(line) + 1
+  return position
+
+
 def _parse_line(
   path: pathlib.Path, number: int, line: bytes
 ) -> tuple[int, dict[str, float]]:

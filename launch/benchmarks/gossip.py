@@ -64,6 +64,8 @@ def run(quick: bool) -> None:
     1 if quick else 5,
   )
   print('\n'.join(['', *tables.judge(results)]), flush=True)
+  if quick:
+    print('That was too short to judge by.', flush=True)
   _say(f'All took {time.monotonic() - begin:.0f} s.')
 
 

@@ -186,5 +186,7 @@ def test_the_last_row_is_the_result(unwritten_at, monkeypatch, tmp_path):
   result = _node_local.supervise(config, folder, registry, {}, **options)
   assert result['test/loss'] == exact['test/loss']
   lines = folder.metrics.read_text().splitlines()
-  assert json.loads(lines[-1]) == {'clock': 240, **exact}
+  per_epoch = config.make_task().num_samples / config.task.batch
+  whole = {**exact, 'epoch': 240 / per_epoch, 'train/rate': 0.05}
+  assert json.loads(lines[-1]) == {'clock': 240, **whole}
   assert workdirs.read_metrics(folder)['test/loss'].tolist() == [0.4375]

@@ -10,6 +10,7 @@ import pytest
 
 from jasgd import experiment
 from jasgd import traces
+from jasgd import workdir as workdirs
 from tests import live
 from tests.experiment import test_real_nodes as nodes
 
@@ -93,8 +94,12 @@ def test_without_a_checkpoint_it_goes_on_from_the_start(processes, tmp_path):
     with pytest.raises(experiment.RunError, match='goes on from the start'):
       wait()
   assert not processes.find()
+  with open(tmp_path / 'metrics.jsonl', 'a') as file:  # As if it was evaluated.
+    file.write(f'{{"clock": {90 * NUM_NODES}, "test/loss": 7.0}}\n')
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
   assert result['clock'] == 100 * NUM_NODES
+  columns = workdirs.read_metrics(tmp_path)
+  assert not np.any(columns['test/loss'] == 7.0)  # What was lost is not in it.
   check_replay(tmp_path)
 
 
@@ -110,7 +115,15 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
   program.kill(signal.SIGINT)
   said = program.wait()
   assert "'is_interrupted': True" in said
-  assert f"'clock': {nodes.count_steps(tmp_path).sum()}," in said
+  clock = nodes.count_steps(tmp_path).sum()
+  assert f"'clock': {clock}," in said
+  # What is said of it is of that clock, and nothing is left out.
+  columns = workdirs.read_metrics(tmp_path)
+  assert columns['clock'][-1] == clock
+  assert f"'epoch': {columns['epoch'][-1]}" in said
+  assert columns['epoch'][-1] / columns['epoch'][0] == pytest.approx(
+    clock / columns['clock'][0]
+  )
   live.wait_until(lambda: not processes.find())
   result = experiment.run_nodes(
     make_config(300), tmp_path, stream=io.StringIO()

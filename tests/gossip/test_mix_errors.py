@@ -42,6 +42,8 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
     ),
     (gossip.AllReduce(), {'dtype': jnp.int8}, 'dtype must be that of floats'),
     (gossip.AllReduce(), {'step': 0}, 'step must be a whole number of at'),
+    (gossip.AllReduce(), {'step': 1.5}, 'step must be a whole .* got 1.5'),
+    (gossip.Pull(), {'key': 0}, r'need a key of jax.random, .* got 0'),
   ],
 )
 def test_errors_say_what_was_given(strategy, arguments, message):

@@ -92,6 +92,8 @@ def _count_steps(folders):
 def test_a_run_to_its_end(strategy, processes, tmp_path):
   output = _start(processes, tmp_path, strategy=strategy).wait()
   assert LINE.search(output), output
+  assert 'processes start, and compile first' in output
+  assert 'Lost on the way' not in output
   assert not processes.find()
   result = json.loads((tmp_path / 'result.json').read_text())
   assert result['clock'] == 100 * NUM_NODES

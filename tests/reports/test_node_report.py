@@ -70,6 +70,34 @@ def test_rates_leave_out_the_time_before_the_first_step():
   np.testing.assert_array_equal(rates, [1.0, np.nan, np.nan])
 
 
+def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
+  """Both stop at 3 and are back at 50 and 51; then only one of them dies."""
+  restart, step = traces.NodeKind.RESTART, traces.NodeKind.STEP
+  rows = [
+    *[(node, step, end) for end in (1.0, 2.0, 3.0) for node in (0, 1)],
+    *[(0, restart, 50.0), (1, restart, 51.0)],
+    *[(node, step, end) for end in (52.0, 53.0) for node in (0, 1)],
+    *[(0, step, 54.0), (0, step, 55.0), (1, restart, 55.0)],
+    *[(node, step, 56.0) for node in (0, 1)],
+  ]
+  records = np.zeros(len(rows), traces.NODE_RECORD)
+  for name, column in zip(
+    ('node', 'kind', 'end_time'), zip(*rows, strict=True), strict=True
+  ):
+    records[name] = column
+  records['start_time'] = records['end_time'] - 1
+  trace = traces.NodeTrace(records, {'num_nodes': 2, 'is_recorded': True})
+  back_at, seconds = traces.find_downtimes(trace)
+  assert back_at.tolist() == [50.0, 51.0, 55.0]
+  assert seconds.tolist() == [47.0, 1.0, 0.0]
+  # From 1 to 56, without 48.
+  rates = _node_rates.measure_step_rates(trace)
+  np.testing.assert_allclose(rates, [7 / 7, 5 / 7])
+  run = _runs.read_run(_write(tmp_path, _simulate(gossip.Pull())))
+  run = dataclasses.replace(run, trace=trace)
+  assert run.active_duration == pytest.approx(8.0)
+
+
 @pytest.mark.parametrize(
   ('strategy', 'sent', 'busiest', 'centre'),
   [

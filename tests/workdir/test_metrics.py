@@ -109,6 +109,21 @@ def test_what_is_behind_the_position_is_cut_off(tmp_path):
   assert workdir.read_metrics(tmp_path)['clock'].tolist() == []
 
 
+def test_what_is_beyond_a_clock_is_found(tmp_path):
+  assert workdir.find_metrics_position(tmp_path, 5) == 0
+  positions = [0]
+  with _open(tmp_path) as writer:
+    for clock in (2, 4, 4, 9):
+      writer.write(clock, {'a': clock})
+      positions.append(writer.position)
+  with open(tmp_path / 'metrics.jsonl', 'ab') as file:
+    file.write(b'{"clock": 1')  # It was killed.
+  found = [
+    workdir.find_metrics_position(tmp_path, clock) for clock in (1, 2, 8, 9)
+  ]
+  assert found == [positions[index] for index in (0, 1, 3, 4)]
+
+
 @pytest.mark.parametrize(
   ('text', 'resume_at', 'message'),
   [
