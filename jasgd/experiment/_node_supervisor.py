@@ -374,6 +374,8 @@ class NodeSupervisor:
 
   def _note_bad_ends(self) -> None:
     """Counts those as lost who have not ended well: what they saved is old."""
+    if self._is_group and self._are_done:
+      return  # They save before they say so, and part as jax lets them.
     for member, process in self._members.items():
       if process.code and member not in self._lost:
         self._lost.add(member)

@@ -210,6 +210,12 @@ def test_who_dies_as_the_run_ends_is_lost(member, scene, caplog):
   assert f'{runtime.name_member(member)} was lost (exit code -9)' in caplog.text
 
 
+def test_of_a_group_that_is_done_all_is_saved(tmp_path, monkeypatch):
+  scene = Scene(tmp_path, monkeypatch, centre=False)
+  scene.evaluate = lambda members: scene.kill(1)
+  assert not scene.run(is_group=True)['lost']
+
+
 def test_who_looks_stops_the_centre_when_no_node_answers(scene):
   """Nobody else can tell that nodes of others have ended."""
   left = []
