@@ -135,9 +135,7 @@ def _find_saved_clock(
   """The steps of all nodes in the checkpoints that they go on from."""
   num_nodes = config.strategy.num_nodes
   saved = [_node_losses.list_saved(folder, node) for node in range(num_nodes)]
-  if (
-    config.strategy.name == 'allreduce'
-  ):  # From the last that all of them have.
+  if config.strategy.name == 'allreduce':  # They go on together.
     return num_nodes * max(set.intersection(*saved), default=0)
   return sum(max(steps, default=0) for steps in saved)
 
