@@ -154,7 +154,7 @@ RUNS = {
   'hardsync, update by a leave': lambda: (
     'normalized',
     MOMENTUM,
-    _serve(protocols.hardsync(), failures=[(5.2, 1, 11.0), (8.3, 3)]),
+    _serve(protocols.hardsync(), failures=[(4.2, 4, 11.0), (8.2, 0)]),
     {},
   ),
   'ramp up': lambda: (
