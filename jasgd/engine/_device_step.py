@@ -23,7 +23,7 @@ class DeviceArrays(NamedTuple):
 
 
 def make_start(
-  work: _node_step.NodeWork, strategy: gossip.Strategy
+  work: _node_step.NodeWork, strategy: gossip.PeerStrategy
 ) -> Callable[..., DeviceArrays]:
   """How a node begins: `(weights) -> held`, with the same weights for all."""
 
@@ -40,7 +40,7 @@ def make_start(
 
 def make_step(
   work: _node_step.NodeWork,
-  strategy: gossip.Strategy,
+  strategy: gossip.PeerStrategy,
   axis_name: str,
   dtype: Any = None,
 ) -> Callable[..., tuple[DeviceArrays, jax.Array]]:

@@ -39,7 +39,7 @@ class DeviceProgram:
   def __init__(
     self,
     task: tasks.Task,
-    strategy: gossip.Strategy,
+    strategy: gossip.PeerStrategy,
     work: _node_step.NodeWork,
     runner: _device_runners.Runner,
     *,
@@ -155,7 +155,7 @@ class DeviceProgram:
 def make_device_program(
   task: tasks.Task,
   optimizer: optax.GradientTransformation,
-  strategy: gossip.Strategy,
+  strategy: gossip.PeerStrategy,
   *,
   num_nodes: int,
   runner: str = 'pmap',
@@ -261,7 +261,7 @@ def make_device_program(
 
 
 def check_devices(
-  strategy: gossip.Strategy,
+  strategy: gossip.PeerStrategy,
   *,
   num_nodes: int,
   runner: str = 'pmap',
@@ -282,7 +282,7 @@ def check_devices(
       number of nodes, the dtype, or nodes that all mix at once.
   """
   protocols.check_count('num_nodes', num_nodes, 1)
-  if not isinstance(strategy, gossip.Strategy):
+  if not isinstance(strategy, gossip.PeerStrategy):
     raise ValueError(
       'strategy must be one of jasgd.gossip, such as gossip.Pull(), got '
       f'{strategy!r}.'

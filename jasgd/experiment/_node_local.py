@@ -7,7 +7,6 @@ import os
 import sys
 from typing import Any, TextIO
 
-from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
@@ -111,7 +110,7 @@ def supervise(
         steps_per_epoch=per_epoch,
         get_rate=get_rate,
         deadlines=settings.deadlines,
-        is_group=isinstance(settings.strategy, gossip.AllReduce),
+        is_group=settings.strategy.is_collective,
         is_owner=is_owner,
         stream=stream,
       ).run()

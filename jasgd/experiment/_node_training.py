@@ -47,7 +47,7 @@ class NodeTrainingConfig(_base.RunConfig):
     num_samples = self.num_epochs * self.make_task().num_samples
     return math.ceil(num_samples / per_step)
 
-  def make_strategy(self) -> gossip.Strategy:
+  def make_strategy(self) -> gossip.PeerStrategy:
     """How the nodes average."""
     return self.strategy.make(self.seed)
 
@@ -89,7 +89,7 @@ class NodeTrainingConfig(_base.RunConfig):
     num_steps = self.count_steps() * self.strategy.num_nodes
     return max(1, round(num_steps / max(1.0, self.num_epochs)))
 
-  def _make_way(self) -> gossip.Strategy:
+  def _make_way(self) -> gossip.PeerStrategy:
     return self.make_strategy()
 
   def _check_way(self) -> None:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jasgd import gossip
 from jasgd import runtime
 from jasgd import tasks
 from jasgd import traces
@@ -52,7 +51,7 @@ class NodeWatch:
   ) -> None:
     self._task = settings.task
     self._layout = settings.make_layout()
-    self._has_mass = isinstance(settings.strategy, gossip.PushSum)
+    self._has_mass = settings.strategy.has_mass
     self._registry = registry
     self._observers = {
       member: _observer.Observer(

@@ -94,9 +94,9 @@ class StrategyConfig:
   degree: int = 3
   num_rounds: int = 64
 
-  def make(self, seed: int) -> gossip.Strategy:
+  def make(self, seed: int) -> gossip.PeerStrategy:
     """The strategy; the seed is that of a random topology."""
-    known: dict[str, type[gossip.Strategy]] = {
+    known: dict[str, type[gossip.PeerStrategy]] = {
       'allreduce': gossip.AllReduce,
       'elastic': gossip.Elastic,
       'pairs': gossip.Pairs,

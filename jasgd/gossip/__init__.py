@@ -34,11 +34,14 @@ are loaded when they are first used; nothing else here needs it.
 import importlib
 from typing import Any, TYPE_CHECKING
 
+from jasgd.gossip._allreduce import AllReduce
+from jasgd.gossip._allreduce import AllReduceNode
 from jasgd.gossip._consensus import consensus_rate
 from jasgd.gossip._consensus import push_consensus_rate
 from jasgd.gossip._consensus import topology_consensus_rate
 from jasgd.gossip._draws import draw_peers
 from jasgd.gossip._draws import PEERS
+from jasgd.gossip._elastic import Elastic
 from jasgd.gossip._graphs import complete
 from jasgd.gossip._graphs import exponential
 from jasgd.gossip._graphs import hypercube
@@ -53,20 +56,33 @@ from jasgd.gossip._measures import is_doubly_stochastic
 from jasgd.gossip._measures import is_symmetric
 from jasgd.gossip._measures import row_sums
 from jasgd.gossip._measures import spectral_gap
+from jasgd.gossip._pairs import Pairs
+from jasgd.gossip._peers import Gossip
+from jasgd.gossip._peers import GossipNode
+from jasgd.gossip._pull import Pull
+from jasgd.gossip._push import Push
+from jasgd.gossip._push_sum import PushSum
 from jasgd.gossip._regular import random_regular
 from jasgd.gossip._rounds import one_peer_exponential
 from jasgd.gossip._rounds import one_peer_hypercube
 from jasgd.gossip._rounds import random_independent
 from jasgd.gossip._rounds import random_matching
 from jasgd.gossip._rounds import random_permutation
-from jasgd.gossip._strategies import AllReduce
-from jasgd.gossip._strategies import Elastic
-from jasgd.gossip._strategies import Gossip
-from jasgd.gossip._strategies import Pairs
-from jasgd.gossip._strategies import Pull
-from jasgd.gossip._strategies import Push
-from jasgd.gossip._strategies import PushSum
-from jasgd.gossip._strategies import Strategy
+from jasgd.gossip._strategy import Action
+from jasgd.gossip._strategy import Actions
+from jasgd.gossip._strategy import Ask
+from jasgd.gossip._strategy import Attract
+from jasgd.gossip._strategy import Average
+from jasgd.gossip._strategy import CENTRE
+from jasgd.gossip._strategy import JoinMean
+from jasgd.gossip._strategy import Message
+from jasgd.gossip._strategy import Mix
+from jasgd.gossip._strategy import MixWaiting
+from jasgd.gossip._strategy import Outcome
+from jasgd.gossip._strategy import PeerNode
+from jasgd.gossip._strategy import PeerStrategy
+from jasgd.gossip._strategy import Reply
+from jasgd.gossip._strategy import Send
 from jasgd.gossip._topology import Topology
 from jasgd.gossip._weights import from_peers
 from jasgd.gossip._weights import with_constant_weights
@@ -79,16 +95,32 @@ if TYPE_CHECKING:
   from jasgd.gossip._mix_elastic import mix_elastic
 
 __all__ = [
+  'CENTRE',
   'KINDS',
   'PEERS',
+  'Action',
+  'Actions',
   'AllReduce',
+  'AllReduceNode',
+  'Ask',
+  'Attract',
+  'Average',
   'Elastic',
   'Gossip',
+  'GossipNode',
+  'JoinMean',
+  'Message',
+  'Mix',
+  'MixWaiting',
+  'Outcome',
   'Pairs',
+  'PeerNode',
+  'PeerStrategy',
   'Pull',
   'Push',
   'PushSum',
-  'Strategy',
+  'Reply',
+  'Send',
   'Topology',
   'column_sums',
   'complete',

@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jasgd.gossip import _strategies
+from jasgd.gossip import _peers
+from jasgd.gossip import _push
+from jasgd.gossip import _push_sum
 from jasgd.gossip import _topology
 
 
@@ -45,7 +47,7 @@ class Permutations(NamedTuple):
 
 
 def list_rounds(
-  strategy: _strategies.Gossip, topology: _topology.Topology
+  strategy: _peers.Gossip, topology: _topology.Topology
 ) -> list[Round]:
   """What a strategy does in each round of a topology."""
   return [
@@ -55,14 +57,14 @@ def list_rounds(
 
 
 def _make_round(
-  strategy: _strategies.Gossip, topology: _topology.Topology, index: int
+  strategy: _peers.Gossip, topology: _topology.Topology, index: int
 ) -> Round:
   edges = slice(*topology.starts[index : index + 2])
   own, weights = topology.own_weights[index], topology.weights[edges]
   targets, sources = topology.nodes[edges], topology.peers[edges]
-  if isinstance(strategy, _strategies.Push | _strategies.PushSum):
+  if isinstance(strategy, _push.Push | _push_sum.PushSum):
     targets, sources = sources, targets
-  if isinstance(strategy, _strategies.Push):
+  if isinstance(strategy, _push.Push):
     totals = own + np.bincount(targets, weights, len(own))
     # Who has given all away and got nothing stays as it is.
     own = np.where(totals > 0, own, 1)

@@ -8,20 +8,24 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd.gossip import _allreduce
 from jasgd.gossip import _checks
 from jasgd.gossip import _edges
 from jasgd.gossip import _exchange
 from jasgd.gossip import _packing
+from jasgd.gossip import _peers
+from jasgd.gossip import _pull
+from jasgd.gossip import _push_sum
 from jasgd.gossip import _random_rounds
-from jasgd.gossip import _strategies
+from jasgd.gossip import _strategy
 
-_PULL = _strategies.Pull()
+_PULL = _pull.Pull()
 
 
 def mix(
   params: Any,
   axis_name: str,
-  strategy: _strategies.Strategy = _PULL,
+  strategy: _strategy.PeerStrategy = _PULL,
   *,
   step: Any = 1,
   key: jax.Array | None = None,
@@ -131,7 +135,7 @@ def mix(
     if dtype is not None:  # Of the weights; the masses stay exact.
       sent = [_exchange.round_to(each, dtype) for each in values[: len(packed)]]
       messages = sent + values[len(packed) :]
-    if isinstance(strategy, _strategies.Gossip):
+    if isinstance(strategy, _peers.Gossip):
       return _gossip(values, messages, axis_name, strategy, number, key)
     return _exchange.average(values, messages, axis_name)
 
@@ -194,7 +198,7 @@ def _gossip(
   values: list[jax.Array],
   messages: list[jax.Array],
   axis_name: str,
-  strategy: _strategies.Gossip,
+  strategy: _peers.Gossip,
   number: Any,
   key: Any,
 ) -> list[jax.Array]:
@@ -206,7 +210,7 @@ def _gossip(
     if topology == 'independent':
       row = _draw_row(strategy, key, axis_name)
       return _exchange.exchange_row(values, messages, row, axis_name)
-    weight = strategy.beta if isinstance(strategy, _strategies.Pull) else 0.5
+    weight = strategy.beta if isinstance(strategy, _pull.Pull) else 0.5
     topology = _random_rounds.make_random_rounds(topology, num_nodes, weight)
     index = jax.random.randint(key, (), 0, topology.num_rounds)
   else:
@@ -219,19 +223,19 @@ def _gossip(
 
 
 def _draw_row(
-  strategy: _strategies.Gossip, key: jax.Array, axis_name: str
+  strategy: _peers.Gossip, key: jax.Array, axis_name: str
 ) -> _exchange.Row:
   """Every node draws from all, itself too: what that is for this one."""
   num_nodes = lax.axis_size(axis_name)
   nodes, node = jnp.arange(num_nodes), lax.axis_index(axis_name)
   drawn = jax.random.randint(key, (num_nodes,), 0, num_nodes)
   is_self = drawn[node] == node
-  if isinstance(strategy, _strategies.Pull):
+  if isinstance(strategy, _pull.Pull):
     beta = jnp.where(is_self, 0, strategy.beta)
     return _exchange.Row(1 - beta, drawn[node][None], beta[None], 1)
   is_sender = (drawn == node) & (nodes != node)
   senders, count = jnp.argsort(~is_sender), is_sender.sum()
-  if isinstance(strategy, _strategies.PushSum):
+  if isinstance(strategy, _push_sum.PushSum):
     own, weight = jnp.where(is_self, 1.0, 0.5), 0.5
   else:
     total = 1 + is_self + count
@@ -248,15 +252,15 @@ def _to_float(mass: Any) -> jax.Array:
 
 
 def _check(
-  strategy: _strategies.Strategy,
+  strategy: _strategy.PeerStrategy,
   num_nodes: int,
   key: Any,
   mass: Any,
   dtype: Any,
 ) -> None:
   """Raises a ValueError if the arguments of `mix` do not fit each other."""
-  is_gossip = isinstance(strategy, _strategies.Gossip)
-  if not is_gossip and not isinstance(strategy, _strategies.AllReduce):
+  is_gossip = isinstance(strategy, _peers.Gossip)
+  if not is_gossip and not isinstance(strategy, _allreduce.AllReduce):
     raise ValueError(
       f'mix does gossip and AllReduce, got {strategy!r}; for Elastic there is '
       'mix_elastic.'
@@ -267,7 +271,7 @@ def _check(
       f'Random peers ({strategy.peers!r}) need a key of jax.random, the same '
       f'on all nodes, got {key!r}.'
     )
-  if isinstance(strategy, _strategies.PushSum) != (mass is not None):
+  if isinstance(strategy, _push_sum.PushSum) != (mass is not None):
     raise ValueError(
       'PushSum, and nothing else, has a mass, 1.0 on every node at first; got '
       f'mass={mass!r} for {type(strategy).__name__}.'

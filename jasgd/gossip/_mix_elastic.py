@@ -6,15 +6,15 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from jasgd.gossip import _elastic
 from jasgd.gossip import _mix
-from jasgd.gossip import _strategies
 
 
 def mix_elastic(
   params: Any,
   centre: Any,
   axis_name: str,
-  strategy: _strategies.Elastic,
+  strategy: _elastic.Elastic,
   *,
   step: Any = 1,
 ) -> tuple[Any, Any]:
@@ -61,7 +61,7 @@ def mix_elastic(
     <https://arxiv.org/abs/1412.6651>`_, 2015; Jin et al., `How to scale
     distributed deep learning? <https://arxiv.org/abs/1611.04581>`_, 2016
   """
-  if not isinstance(strategy, _strategies.Elastic):
+  if not isinstance(strategy, _elastic.Elastic):
     raise ValueError(f'mix_elastic is for Elastic, got {strategy!r}.')
   _check_centre(params, centre)
   nodes, rebuild = _mix.split_floats(params)

@@ -25,12 +25,8 @@ _Verb = _messages.Verb
 # How often it looks whether it is to end, in seconds.
 _TICK = 0.1
 
-# What becomes of weights, or of a force, that somebody sent: it is taken; there
-# is no room for it; its receiver has made its steps, or ends. And what only a
-# sender can know: that it never came to be taken.
-TAKEN, FULL, DONE, UNTAKEN = range(4)
-
-# Gets a message with a payload, which is to be copied; gives one of these.
+# Gets a message with a payload, which is to be copied; gives a
+# `gossip.Outcome`.
 Take = Callable[[_messages.Message], int]
 
 

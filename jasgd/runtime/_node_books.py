@@ -21,6 +21,7 @@ class NodeBook:
   Attributes:
     origin: The same; an earlier one may be told later.
     last_version: The largest version that was written.
+    last_mass: The mass in the last record of the node itself.
     num_mixes: The number of the next mix.
     num_means: The number of the next all-reduce, as far as this node knows.
   """
@@ -36,6 +37,7 @@ class NodeBook:
     self._node = node
     self.origin = origin
     self.last_version = 0
+    self.last_mass = 0.0
     self.num_mixes = 0
     self.num_means = 0
     if num_records := self._writer.num_records:
@@ -44,6 +46,9 @@ class NodeBook:
         path, traces.NODE_RECORD, 'r', path.stat().st_size - size, num_records
       )
       self.last_version = int(records['version'].max(initial=0))
+      is_own = records['kind'] != traces.NodeKind.LOST
+      if np.any(is_own):
+        self.last_mass = float(records['mass'][is_own][-1])
       self.num_mixes = int(records['mix'].max(initial=-1)) + 1
       means = records['peer_version'][records['peer'] == traces.ALL]
       self.num_means = int(means.max(initial=-1)) + 1

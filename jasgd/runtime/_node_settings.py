@@ -38,7 +38,7 @@ class NodeSettings:
 
   task: tasks.Task
   optimizer: Any
-  strategy: gossip.Strategy
+  strategy: gossip.PeerStrategy
   num_nodes: int
   num_steps: int
   seed: int = 0
@@ -54,11 +54,8 @@ class NodeSettings:
   header: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    if isinstance(self.strategy, gossip.Pairs):
-      raise ValueError(
-        'Pairs are for virtual time and for devices: processes that wait for '
-        'nobody pull, push, push sums, or average with a centre.'
-      )
+    if self.strategy.refusal_of_processes:
+      raise ValueError(self.strategy.refusal_of_processes)
     if self.task.is_streamed:
       raise ValueError(
         f'The task {self.task.name!r} is streamed; nodes need its data.'
@@ -75,9 +72,7 @@ class NodeSettings:
   @property
   def averages(self) -> str:
     """What is averaged: 'gradients', or 'weights'."""
-    strategy = self.strategy
-    is_reduced = isinstance(strategy, gossip.AllReduce) and strategy.period == 1
-    return 'gradients' if is_reduced else 'weights'
+    return 'gradients' if self.strategy.averages_gradients else 'weights'
 
   def make_weights(self) -> tuple[Any, Any]:
     """The first (params, stats)."""

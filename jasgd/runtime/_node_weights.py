@@ -1,5 +1,6 @@
 """The weights of a node: each change is recorded, made, and shown."""
 
+from collections.abc import Callable
 import time
 from typing import Any, NamedTuple
 
@@ -36,12 +37,12 @@ class NodeWeights:
     layout: Of the weights, as they travel.
     book: Where each change is written down before anybody can see it.
     host: Shows the weights to others.
+    machine: State machine of the node, which has its mass.
 
   Attributes:
     state: The engine's node.
     version: How often the weights have changed.
     step: How many steps are in them.
-    mass: Of push-sum; else 0.
     loss: Of the last step.
   """
 
@@ -52,7 +53,9 @@ class NodeWeights:
     layout: engine.Layout,
     book: _node_books.NodeBook,
     host: _host.Host,
+    machine: gossip.PeerNode,
   ) -> None:
+    self._machine = machine
     self._settings = settings
     self._node = node
     self._layout = layout
@@ -64,7 +67,6 @@ class NodeWeights:
     self.state = self._functions.start(settings.make_weights())
     self.version = 0
     self.step = 0
-    self.mass = 0.0
     self.loss = float('nan')
     # Where the next gradient is to be taken, if not at the own weights: their
     # version and a copy.
@@ -80,19 +82,19 @@ class NodeWeights:
     rate = self._settings.find_rate(0)
     where = (*self._locate(0), rate)
     state, _ = self._functions.step(state, *where)
-    strategy = self._settings.strategy
-    if isinstance(strategy, gossip.Elastic):
+    if self._settings.strategy.has_centre:
       state, _ = self._functions.pull_centre(state, parts, 0.0)
-      if strategy.order == 'easgd':
-        whole = self._whole.view(self._kept)
-        state, _ = self._functions.step_at(state, whole, *where)
+      whole = self._whole.view(self._kept)
+      state, _ = self._functions.step_at(state, whole, *where)
     state = self._functions.mix(state, parts, 1.0, 0.0)
     jax.block_until_ready(state)
 
   def restore(self, state: engine.Node, position: dict[str, Any]) -> None:
     """Goes on from a checkpoint, whose weights get a new version."""
     self.state = state
-    self.step, self.mass = position['step'], position['mass']
+    self.step = position['step']
+    self._machine.restore(position['machine'])
+    self._machine.on_restart(self.step, self._book.last_mass)
     self.version = self._book.last_version + 1
     self._book.write(
       _Kind.RESTART,
@@ -101,25 +103,46 @@ class NodeWeights:
           'version': self.version,
           'peer_version': position['clock'],
           'step': self.step,
-          'mass': self.mass,
+          'mass': self._machine.mass,
         }
       ],
     )
 
   @property
+  def num_steps(self) -> int:
+    """Steps that the node is to make."""
+    return self._settings.num_steps
+
+  @property
   def position(self) -> dict[str, Any]:
     """What a checkpoint says besides the state."""
-    return {'clock': self.version, 'step': self.step, 'mass': self.mass}
+    return {
+      'clock': self.version,
+      'step': self.step,
+      'mass': self._machine.mass,
+      'machine': self._machine.save(),
+    }
 
   def publish(self) -> None:
     """Shows the weights as they are now."""
     weights = (self.state.params, self.state.stats)
-    self._host.publish(weights, self.version, self.step, self.mass)
+    self._host.publish(weights, self.version, self.step, self._machine.mass)
 
   # --- Changes.
 
-  def make_step(self) -> None:
-    """A gradient, and what the optimizer makes of it."""
+  def make_step(
+    self, on_step: Callable[[int], gossip.Actions]
+  ) -> gossip.Actions:
+    """A gradient, and what the optimizer makes of it.
+
+    Args:
+      on_step: Called with the number of steps before the step is recorded:
+        mass that is to be sent is in no record, so that it is never there twice
+        after a restart.
+
+    Returns:
+      What `on_step` returned.
+    """
     start, begin = self._book.get_time(), time.perf_counter()
     rate = self._settings.find_rate(self.step)
     read_version = self.version
@@ -135,6 +158,7 @@ class NodeWeights:
     self._settings.rest(self._node, begin)
     self.version += 1
     self.step += 1
+    actions = on_step(self.step)
     self._book.write(
       _Kind.STEP,
       [
@@ -142,12 +166,13 @@ class NodeWeights:
           'version': self.version,
           'peer_version': read_version,
           'step': self.step,
-          'mass': self.mass,
+          'mass': self._machine.mass,
           'start_time': start,
         }
       ],
     )
     self.publish()
+    return actions
 
   def mix(self, others: list[Other], own_weight: float, start: float) -> None:
     """A weighted mean with others' weights."""
@@ -204,7 +229,7 @@ class NodeWeights:
           'step': self.step,
           'own_weight': own_weight,
           'peer_weight': other.weight,
-          'mass': self.mass,
+          'mass': self._machine.mass,
           'start_time': start,
         }
         for other in others

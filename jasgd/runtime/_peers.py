@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from jasgd.runtime import _host
+from jasgd import gossip
 from jasgd.runtime import _messages
 from jasgd.runtime import _wire
 from jasgd.runtime import members
@@ -119,7 +119,7 @@ class Peers:
     peer: int,
     message: _messages.Message,
     write: Callable[[Any], None],
-  ) -> int | None:
+  ) -> gossip.Outcome:
     """Sends a payload.
 
     Args:
@@ -128,14 +128,14 @@ class Peers:
       write: Writes the payload into the buffer that it gets.
 
     Returns:
-      What became of it, as `_host` has it; None if nobody knows.
+      What became of it.
     """
     try:
-      return self._request(peer, message, write).fate
+      return gossip.Outcome(self._request(peer, message, write).fate)
     except (_wire.UntakenError, _wire.RefusedError):
-      return _host.UNTAKEN
+      return gossip.Outcome.UNREACHABLE
     except _wire.WireError:
-      return None
+      return gossip.Outcome.UNKNOWN
 
   def close(self) -> None:
     """Hangs up on everybody."""

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from jasgd import engine
-from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _crash
@@ -111,7 +110,7 @@ class Station:
     """What replay and reports need to know."""
     settings = self._settings
     means: dict[str, Any] = {}
-    if isinstance(settings.strategy, gossip.AllReduce):
+    if settings.strategy.is_collective:
       means['messages_per_mean'] = engine.count_mean_messages(
         self.layout.size, settings.num_nodes
       )

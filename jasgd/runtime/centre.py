@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _buffers
-from jasgd.runtime import _host
 from jasgd.runtime import _messages
 from jasgd.runtime import _node_settings
 from jasgd.runtime import _station
@@ -220,7 +220,7 @@ class Centre:
       book.num_mixes += 1
       self._find_beginners()  # Who comes after this is late.
     self._publish()
-    return _host.TAKEN
+    return gossip.Outcome.TAKEN
 
   @property
   def _position(self) -> dict[str, Any]:

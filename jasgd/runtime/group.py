@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _group_losses
@@ -85,7 +86,11 @@ class GroupNode:
     self._loss = math.nan
     self._has_begun = self._is_diverged = self._is_stopped = False
     self._is_done = False
-    self._number = 0
+    machine = settings.strategy.make_node(
+      node, settings.num_nodes, settings.seed
+    )
+    assert isinstance(machine, gossip.AllReduceNode)
+    self._machine = machine
     self._votes = _group_votes.Votes(_group_mesh.make_tell_all(mesh))
     self._losses = _group_losses.Losses(
       node,
@@ -136,9 +141,10 @@ class GroupNode:
     """Finds where all can go on, and lets all know where all are."""
     checkpoints = self._station.find_steps()
     with self._losses.mind():
-      self._number = self._votes.agree_on_number(self._station.book.num_means)
+      number = self._votes.agree_on_number(self._station.book.num_means)
       step = self._votes.agree_on_step(checkpoints)
     self._restore(None if step is None else checkpoints[step])
+    self._machine.number = number
     self._publish()
     self._station.open(self._place)
     address, since = self._registry.tell().get(str(self._node), ['', 0.0])
@@ -204,21 +210,24 @@ class GroupNode:
     rate = settings.find_rate(self._step)
     weights = (self._state.params, self._state.stats)
     where = (settings.task.data, settings.seed, self._node, self._step)
-    if settings.averages == 'gradients':
+    gradient = None
+    if settings.strategy.averages_gradients:
       found = self._functions.gradient(*weights, *where)
-      self._note_step(found.loss, *begun)
-      computed = book.get_time()
-      mean = self._average((found.gradient, found.stats))
-      self._state = self._functions.update(self._state, mean, rate)
-      self._note_mean(computed)
-      return
-    self._state, loss = self._functions.step(self._state, *where, rate)
+      gradient, loss = (found.gradient, found.stats), found.loss
+    else:
+      self._state, loss = self._functions.step(self._state, *where, rate)
     self._note_step(loss, *begun)
-    if self._step % settings.strategy.period == 0:
+    for action in self._machine.on_step(self._step):
+      assert isinstance(action, gossip.JoinMean)
       computed = book.get_time()
-      params, stats = self._average((self._state.params, self._state.stats))
-      self._state = self._state._replace(params=params, stats=stats)
-      self._note_mean(computed)
+      if gradient is not None:
+        mean = self._average(gradient)
+        self._state = self._functions.update(self._state, mean, rate)
+      else:
+        params, stats = self._average((self._state.params, self._state.stats))
+        self._state = self._state._replace(params=params, stats=stats)
+      self._note_mean(action.number, computed)
+      self._machine.on_replies([gossip.Reply(traces.ALL, gossip.Outcome.TAKEN)])
 
   def _note_step(self, loss: jax.Array, start: float, begin: float) -> None:
     """Waits for what was computed since then, and writes it down."""
@@ -236,7 +245,7 @@ class GroupNode:
     }
     self._station.book.write(traces.NodeKind.STEP, [row])
 
-  def _note_mean(self, start: float) -> None:
+  def _note_mean(self, number: int, start: float) -> None:
     """Waits for the mean of all, and writes it down."""
     jax.block_until_ready(self._state)
     self._version += 1
@@ -246,14 +255,13 @@ class GroupNode:
       'step': self._step,
       'peer': traces.ALL,
       'mix': self._station.book.num_mixes,
-      'peer_version': self._number,
+      'peer_version': number,
       'own_weight': share,
       'peer_weight': share,
       'start_time': start,
     }
     self._station.book.write(traces.NodeKind.MIX, [row])
     self._station.book.num_mixes += 1
-    self._number += 1
 
   def _publish(self) -> None:
     weights = (self._state.params, self._state.stats)

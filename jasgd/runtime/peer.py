@@ -10,11 +10,10 @@ import threading
 import time
 from typing import Any
 
-from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.runtime import _exchange
 from jasgd.runtime import _messages
-from jasgd.runtime import _mixing
 from jasgd.runtime import _node_settings
 from jasgd.runtime import _node_weights
 from jasgd.runtime import _peers
@@ -65,8 +64,11 @@ class Peer:
     self._linger = linger
     self._stopped = threading.Event() if stopped is None else stopped
     self._is_resumed = self._is_done = self._is_diverged = False
-    self._mixing: _mixing.Mixing | None = None
+    self._exchanger: _exchange.Exchanger | None = None
     self._peers: _peers.Peers | None = None
+    self._machine = settings.strategy.make_node(
+      node, settings.num_nodes, settings.seed
+    )
     self._station = _station.Station(
       settings,
       run,
@@ -82,22 +84,23 @@ class Peer:
       self._station.layout,
       self._station.book,
       self._station.host,
+      self._machine,
     )
     # With whom it began, itself among them; []: it has not.
     self._began_with: list[int] = []
 
   def describe(self) -> dict[str, Any]:
     """How it stands, as JSON can say it."""
-    weights = self._weights
+    weights, exchanger = self._weights, self._exchanger
     return {
       'node': self._node,
       'step': weights.step,
       'num_steps': self._settings.num_steps,
       'version': weights.version,
-      'mass': weights.mass,
+      'mass': self._machine.mass,
       'loss': weights.loss if math.isfinite(weights.loss) else None,
-      'num_full': 0 if self._mixing is None else self._mixing.num_full,
-      'num_done': 0 if self._mixing is None else self._mixing.num_done,
+      'num_full': exchanger.num_full if exchanger else 0,
+      'num_done': exchanger.num_done if exchanger else 0,
       'has_begun': bool(self._began_with),
       'began_with': self._began_with,
       'is_resumed': self._is_resumed,
@@ -126,68 +129,57 @@ class Peer:
       )
       self._peers = peers
       try:
-        mixing = self._mixing = self._make_mixing(peers)
+        exchanger = self._exchanger = self._make_exchanger(peers)
         self._weights.publish()
         self._station.open(self._place)
         peers.start()
-        self._begin(peers)
-        self._train(mixing)
-        self._rest(mixing, peers)
+        self._begin(peers, exchanger)
+        self._train(exchanger)
+        self._rest(exchanger, peers)
       finally:
         peers.close()
-      self._finish(mixing)
+      self._finish(exchanger)
     finally:
       self._station.close()
     return self.describe()
 
   def _take(self, message: _messages.Message) -> int:
     """Takes in what somebody sent, in the host's thread."""
-    assert self._mixing is not None  # Before that, nobody can reach it.
-    return self._mixing.take(message)
+    assert self._exchanger is not None  # Before that, nobody can reach it.
+    return self._exchanger.take(message)
 
   # --- The beginning.
 
   def _is_wanted(self, member: int) -> bool:
     """Whether it mixes with somebody: the centre if there is one, or nodes."""
-    if isinstance(self._settings.strategy, gossip.Elastic):
+    if self._settings.strategy.has_centre:
       return member == traces.CENTRE
     return member != self._node and 0 <= member < self._settings.num_nodes
 
   def _restore(self) -> None:
     """Goes to the last checkpoint; or, if there is none, to the start."""
     weights = self._weights
-    if isinstance(self._settings.strategy, gossip.PushSum):
-      weights.mass = 1.0
     found = self._station.restore(weights.state, weights.position)
     if found is not None:
       weights.restore(*found)
     folder = self._station.folder
     self._is_resumed = bool(workdirs.list_checkpoints(folder))
 
-  def _make_mixing(self, peers: _peers.Peers) -> _mixing.Mixing:
-    settings, strategy = self._settings, self._settings.strategy
-    parts: dict[str, Any] = {
-      'weights': self._weights,
-      'peers': peers,
-      'book': self._station.book,
-      'layout': self._station.layout,
-      'node': self._node,
-    }
-    if isinstance(strategy, gossip.Elastic):
-      return _mixing.ElasticMixing(
-        strategy, settings.deadlines.rejoin, self._is_stopping, **parts
-      )
-    if isinstance(strategy, gossip.Pull):
-      return _mixing.PullMixing(strategy, settings.seed, **parts)
-    assert isinstance(strategy, gossip.Gossip)
-    return _mixing.PushMixing(
-      strategy, settings.num_nodes, settings.seed, **parts
+  def _make_exchanger(self, peers: _peers.Peers) -> _exchange.Exchanger:
+    return _exchange.Exchanger(
+      self._machine,
+      self._weights,
+      peers,
+      self._station.book,
+      self._station.layout,
+      patience=self._settings.deadlines.rejoin,
+      is_stopping=self._is_stopping,
     )
 
-  def _begin(self, peers: _peers.Peers) -> None:
+  def _begin(self, peers: _peers.Peers, exchanger: _exchange.Exchanger) -> None:
     """Waits for the others, and joins them if they have begun."""
     # Who has a centre sees nobody else: that says when all are there.
-    has_centre = isinstance(self._settings.strategy, gossip.Elastic)
+    has_centre = self._settings.strategy.has_centre
     has_steps = self._weights.step < self._settings.num_steps
     num_others = self._settings.num_nodes - 1
     company: set[int] = set()
@@ -206,7 +198,7 @@ class Peer:
       book = self._station.book
       book.origin = min([book.origin, *(each['origin'] for each in statuses)])
       if not self._is_resumed and any(map(self._is_ahead, statuses)):
-        self._join(peers)
+        exchanger.join()
         company = {self._node}  # It was not there: others know who was.
         break
       begun = [each for each in statuses if each['has_begun']]
@@ -246,35 +238,16 @@ class Peer:
     )
     return True
 
-  def _join(self, peers: _peers.Peers) -> None:
-    """Takes the weights of somebody who is there."""
-    book, weights = self._station.book, self._weights
-    for peer in peers.alive:
-      start = book.get_time()
-      answer = peers.pull(peer)
-      if answer is not None and (answer.clock or answer.step):
-        weights.mass = 0.0  # Until others send some: none is made.
-        book.write(traces.NodeKind.JOIN, [{'version': weights.version}])
-        assert answer.payload is not None
-        other = _node_weights.Other(
-          peer, answer.clock, answer.step, 1.0, answer.payload
-        )
-        weights.mix([other], 0.0, start)
-        return
-
   # --- Steps and mixes.
 
-  def _train(self, mixing: _mixing.Mixing) -> None:
+  def _train(self, exchanger: _exchange.Exchanger) -> None:
     weights, settings = self._weights, self._settings
-    period = settings.strategy.period
     said_at = time.monotonic()
     while weights.step < settings.num_steps and not self._is_stopping():
-      weights.make_step()
+      exchanger.make_step()
       if not math.isfinite(weights.loss):
         self._is_diverged = True
         return
-      if weights.step % period == 0:
-        mixing.mix(weights.step // period - 1)
       self._station.save_if_due(weights.state, weights.position)
       if time.monotonic() - said_at > _LOG_INTERVAL:
         said_at = time.monotonic()
@@ -287,13 +260,13 @@ class Peer:
 
   # --- The end.
 
-  def _rest(self, mixing: _mixing.Mixing, peers: _peers.Peers) -> None:
+  def _rest(self, exchanger: _exchange.Exchanger, peers: _peers.Peers) -> None:
     """Answers others, until they are done too and nobody wants to look."""
     has_steps = self._weights.step < self._settings.num_steps
     self._is_done = self._is_diverged or not has_steps
     needed_at = time.monotonic()
     while not self._is_stopping():
-      mixing.rest()
+      exchanger.rest()
       if self._is_needed(peers):
         needed_at = time.monotonic()
       elif time.monotonic() - needed_at > self._linger:
@@ -312,12 +285,12 @@ class Peer:
       self._peers.check()
     return self._stopped.is_set() or self._station.host.stopped.is_set()
 
-  def _finish(self, mixing: _mixing.Mixing) -> None:
+  def _finish(self, exchanger: _exchange.Exchanger) -> None:
     """Saves what there is, and says that this is the end.
 
     Others are answered meanwhile: who is told that nothing is taken any more
     keeps what it sent.
     """
-    mixing.end()
+    exchanger.end()
     weights = self._weights
     self._station.finish(weights.state, weights.position)

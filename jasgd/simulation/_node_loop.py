@@ -1,6 +1,12 @@
-"""What all nodes do, however they mix: they step, die and come back."""
+"""The event loop of nodes: peer strategies, driven through virtual time.
 
-from collections.abc import Callable, Sequence
+Each node has the state machine that a real process would have (`PeerNode`). The
+loop makes steps, carries out the machines' actions, delivers messages, and lets
+nodes die, return and go back to checkpoints.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+import functools
 import heapq
 from typing import Any, NamedTuple
 
@@ -10,69 +16,112 @@ from jasgd import gossip
 from jasgd import traces
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
+from jasgd.simulation import _node_centre
 from jasgd.simulation import _node_records
 from jasgd.simulation import _times
 
 # What an event is about; at equal times and node they come in this order.
 (
-  BACK,  # A node is there again, without weights yet.
+  BACK,  # A node, or an all-reduce, is up again, without weights yet.
   GONE,  # A node dies.
-  FETCH,  # Its question for weights has arrived.
-  FETCHED,  # It has them.
-  DELIVERED,  # A message is in its inbox.
-  STEPPED,  # Its gradient is computed.
-  READ,  # Its question has arrived, at peers or at the centre.
-  MIXED,  # The answers are there.
-  ARRIVED,  # Its force is at the centre.
-  MOVED,  # The centre has moved by it.
-) = range(10)
+  JOIN_ASKED,  # A joiner's question has arrived.
+  JOIN_REPLIED,  # Its answer has.
+  DELIVERED,  # A message is at its receiver.
+  STEPPED,  # A gradient is computed.
+  ASKED,  # A node's questions have arrived, at peers or at the centre.
+  REPLIED,  # The answers have.
+) = range(8)
+# Then `_node_centre.AT_CENTRE` and `MOVED`.
+AVERAGED = 10  # A mean of all nodes is made.
+
+# At hand without a look into a module: they are needed for every exchange.
+_TAKEN = gossip.Outcome.TAKEN
+_Ask, _Send, _Mix, _MixWaiting, _Reply = (
+  gossip.Ask,
+  gossip.Send,
+  gossip.Mix,
+  gossip.MixWaiting,
+  gossip.Reply,
+)
 
 
 class Setup(NamedTuple):
   """The arguments of `simulate_nodes`, checked."""
 
-  strategy: gossip.Strategy
+  strategy: gossip.PeerStrategy
   num_nodes: int
   num_steps: int
   compute: _times.ComputeTime
   network: _network.Network
   failures: Sequence[_failures.Failure]
   seed: int
+  detection_seconds: float
+  checkpoint_seconds: float
+  restart_seconds: float
+
+
+class _Checkpoint(NamedTuple):
+  """What a node goes back to when it restarts."""
+
+  version: int
+  step: int
+  machine: dict[str, Any] | None  # What its `save` returned; None: the start.
+
+
+_START = _Checkpoint(0, 0, None)
 
 
 class NodeLoop:
-  """A simulation under way; subclasses say how nodes mix.
+  """A simulation under way.
 
   An event is (time, node, kind, data). Data begins with the life that the node
   was in, where the event is void once that life is over.
   """
-
-  # What a node has at the start; only push-sum has masses.
-  _initial_mass = 0.0
 
   def __init__(self, setup: Setup) -> None:
     """Starts all nodes at time 0."""
     num_nodes, network = setup.num_nodes, setup.network
     self._setup = setup
     self._num_steps = setup.num_steps
-    self._period = setup.strategy.period
+    self._checkpoint_seconds = setup.checkpoint_seconds
     self._latency = network.latency
-    # Peers are joined by links of their own: the server's is of no matter.
+    # Peers are joined by links of their own: the server's does not matter.
     self._transfer = network.bytes_per_push / network.bandwidth
+    self._is_instant = not self._latency and not self._transfer
     self._durations = setup.compute.table(
       setup.seed, 0, setup.num_steps, num_nodes
     ).tolist()
+    make_node = setup.strategy.make_node
+    self._machines = [
+      make_node(node, num_nodes, setup.seed) for node in range(num_nodes)
+    ]
+    self._has_failures = bool(setup.failures)
+    self._has_mass = setup.strategy.has_mass
+    self._is_collective = setup.strategy.is_collective
     self._step = [0] * num_nodes
     self._version = [0] * num_nodes
     self._read_version = [0] * num_nodes
     self._num_mixes = [0] * num_nodes
-    self._mass = [self._initial_mass] * num_nodes
+    self._recorded_mass = [machine.mass for machine in self._machines]
     self._begun = [0.0] * num_nodes  # When a node began what it is at.
+    self._link_free = [0.0] * num_nodes  # When its link has sent everything.
     self._life = [0] * num_nodes
     self._is_in = [True] * num_nodes  # Whether it is up, and has weights.
+    self._is_resting = [False] * num_nodes  # Whether its last step is made.
     self._until = [0.0] * num_nodes  # When it comes back, if it is down.
+    # Peers that a node has found dead, and not heard of since.
+    self._gone: list[frozenset[int]] = [frozenset()] * num_nodes
+    self._saved = [_START] * num_nodes
+    self._saved_at = [0.0] * num_nodes
+    # Of an all-reduce: who has come, whether it was stopped, and its number.
+    self._at_barrier: set[int] = set()
+    self._attempt = 0
+    self._next_mean = 0
     self._records = _node_records.Records()
     self._rows = self._records.rows
+    self._centre = _node_centre.Centre(
+      network, setup.seed, self._schedule, self._rows
+    )
     self._heap: list[tuple[float, int, int, Any]] = [
       (time, node, GONE, until) for time, node, until in setup.failures
     ]
@@ -80,9 +129,15 @@ class NodeLoop:
     self._handlers: dict[int, Callable[..., None]] = {
       BACK: self._return,
       GONE: self._die,
-      FETCH: self._fetch,
-      FETCHED: self._finish_fetch,
+      JOIN_ASKED: self._answer_joiner,
+      JOIN_REPLIED: self._finish_join,
+      DELIVERED: self._deliver,
       STEPPED: self._finish_step,
+      ASKED: self._answer,
+      REPLIED: self._finish_asking,
+      _node_centre.AT_CENTRE: self._centre.receive,
+      _node_centre.MOVED: self._centre.finish_move,
+      AVERAGED: self._finish_mean,
     }
 
   def run(self) -> np.ndarray:
@@ -98,26 +153,35 @@ class NodeLoop:
       handlers[kind](node, time, data)
       if len(rows) >= records.MAX_ROWS:
         records.pack()
+    self._end(records.last_time)
     return records.finish()
 
-  # --- What a subclass says.
+  def _end(self, time: float) -> None:
+    """Records that the nodes which are up end in good order."""
+    for node, machine in enumerate(self._machines):
+      if self._is_in[node]:
+        mass = machine.held_mass
+        self._note(traces.NodeKind.END, node, mass, time, time)
 
-  def _begin_mix(self, node: int, time: float) -> None:
-    """A node has stepped often enough to mix."""
-    raise NotImplementedError
-
-  def _rest(self, node: int, time: float) -> None:
-    """A node has made all its steps."""
-
-  def _leave(self, node: int, time: float) -> None:
-    """A node that others counted on has died."""
+  def _is_over(self) -> bool:
+    """Whether nothing is left but failures, and nobody comes back to work."""
+    is_settled = [
+      step == self._num_steps or until == np.inf
+      for step, until in zip(self._step, self._until, strict=True)
+    ]
+    # An all-reduce never goes on without a member that is gone for good.
+    is_stuck = self._is_collective and np.inf in self._until
+    return (is_stuck or all(is_settled)) and all(
+      kind <= GONE for _, _, kind, _ in self._heap
+    )
 
   # --- Steps.
 
   def _begin_step(self, node: int, time: float) -> None:
     step = self._step[node]
     if step == self._num_steps:
-      self._rest(node, time)
+      self._is_resting[node] = True
+      self._carry_out(node, time, self._machines[node].on_done())
       return
     self._read_version[node] = self._version[node]
     self._begun[node] = time
@@ -127,30 +191,232 @@ class NodeLoop:
   def _finish_step(self, node: int, time: float, life: int) -> None:
     if life != self._life[node]:
       return  # What it was computing is lost; it will do the step again.
-    self._step[node] += 1
-    self._version[node] += 1
+    step = self._step[node] = self._step[node] + 1
+    version = self._version[node] = self._version[node] + 1
+    machine = self._machines[node]
+    # Before the record, which so has the mass that is left after sending.
+    actions = machine.on_step(step)
+    mass = self._recorded_mass[node] = machine.mass
     self._rows.append(
       (
         0,  # NodeKind.STEP, as the plain number that is packed faster.
         node,
         -1,
         -1,
-        self._step[node],
-        self._version[node],
+        step,
+        version,
         self._read_version[node],
         -1,
         1.0,
         0.0,
-        self._mass[node],
+        mass,
         self._begun[node],
         time,
       )
     )
-    if self._step[node] % self._period:
+    if not actions:
+      self._finish_exchange(node, time)
+      return
+    self._begun[node] = time
+    self._carry_out(node, time, actions)
+
+  # --- Actions.
+
+  def _carry_out(self, node: int, time: float, actions: gossip.Actions) -> None:
+    """Does what a machine wants; then the node steps on, unless it waits."""
+    questions = None
+    is_waiting = self._is_resting[node]
+    for action in actions:
+      if isinstance(action, _Ask):
+        if questions is None:
+          questions = [action.peer]
+        else:
+          questions.append(action.peer)
+      elif isinstance(action, _Mix):
+        self._mix(node, time, self._begun[node], action)
+      elif isinstance(action, _Send):
+        self._send(node, time, action)
+      elif isinstance(action, _MixWaiting):
+        mix = self._machines[node].mix_waiting()
+        if mix is not None:
+          self._mix(node, time, time, mix)
+      elif isinstance(action, gossip.Attract):
+        self._attract(node, time, action)
+        is_waiting = True  # It has begun its next step.
+      elif isinstance(action, gossip.Average):
+        self._average_pair(node, time, action)
+      else:
+        self._join_mean(node, time)
+        is_waiting = True
+    if questions is not None:
+      data = (self._life[node], questions)
+      heapq.heappush(self._heap, (time + self._latency, node, ASKED, data))
+    elif not is_waiting:
+      self._finish_exchange(node, time)
+
+  def _finish_exchange(self, node: int, time: float) -> None:
+    """Saves a checkpoint if one is due, and goes on."""
+    if time - self._saved_at[node] >= self._checkpoint_seconds:
+      self._save(node, time)
+    self._begin_step(node, time)
+
+  def _answer(
+    self, node: int, time: float, data: tuple[int, list[int]]
+  ) -> None:
+    """Questions have arrived."""
+    life, peers = data
+    if peers == [gossip.CENTRE]:
+      self._centre.ask(node, time, life, REPLIED)
+      return
+    replies, num_refused = [], 0
+    for peer in peers:
+      if self._is_in[peer]:
+        version, step = self._version[peer], self._step[peer]
+        replies.append(_Reply(peer, _TAKEN, version, step))
+      else:
+        replies.append(_Reply(peer, gossip.Outcome.UNREACHABLE))
+        num_refused += 1
+    arrival = time + self._latency
+    arrival += (len(replies) - num_refused) * self._transfer
+    if num_refused:
+      arrival += self._setup.detection_seconds
+    heapq.heappush(self._heap, (arrival, node, REPLIED, (life, replies)))
+
+  def _finish_asking(
+    self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
+  ) -> None:
+    """The answers are there, or it is known that there are none."""
+    life, replies = data
+    if life != self._life[node]:
+      for reply in replies:
+        if reply.outcome == _TAKEN:
+          self._note_lost(reply.peer, reply, node, time)
+      return
+    if self._has_failures:
+      refusals = [reply.peer for reply in replies if reply.outcome]
+      # If that was all, nothing else tells how long the node has waited.
+      has_answers = len(refusals) < len(replies)
+      start = time if has_answers else self._begun[node]
+      self._note_refusals(node, time, start, refusals)
+    self._carry_out(node, time, self._machines[node].on_replies(replies))
+
+  def _note_refusals(
+    self, node: int, time: float, start: float, peers: Iterable[int]
+  ) -> None:
+    """Records questions that nobody answered; the first says how long."""
+    for peer in peers:
+      question = _Reply(node, _TAKEN, -1, self._step[node])
+      self._note_lost(node, question, peer, time, start=start)
+      self._believe_gone(node, peer)
+      start = time
+
+  def _average_pair(
+    self, node: int, time: float, action: gossip.Average
+  ) -> None:
+    """A node and its peer take their mean, unless the peer has died."""
+    peer, weight = action.peer.peer, action.weight
+    if not self._is_in[peer]:
+      self._note_refusals(node, time, self._begun[node], [peer])
+      return
+    # At once: each is averaged with what the other was before.
+    own, other = (
+      _Reply(each, _TAKEN, self._version[each], self._step[each])
+      for each in (node, peer)
+    )
+    begun = self._begun[node]
+    self._mix(node, time, begun, _Mix(1 - weight, ((other, weight),)))
+    self._mix(peer, time, time, _Mix(1 - weight, ((own, weight),)))
+
+  def _attract(self, node: int, time: float, action: gossip.Attract) -> None:
+    """A node moves towards the centre, sends the force, and steps on."""
+    before, rate = self._version[node], action.rate
+    mix = _Mix(1 - rate, ((action.centre, rate),))
+    self._mix(node, time, self._begun[node], mix)
+    self._centre.send_force(node, time, before, self._step[node], rate)
+    self._finish_exchange(node, time)
+    if action.keeps_gradient:
+      self._read_version[node] = before
+
+  # --- Messages.
+
+  def _send(self, node: int, time: float, send: gossip.Send) -> None:
+    """Sends a node's weights over its link, one message after another."""
+    message = gossip.Message(
+      node, self._version[node], self._step[node], send.share
+    )
+    if self._is_instant:
+      self._deliver(send.peer, time, (self._life[node], send, message, True))
+      return
+    sent = max(time, self._link_free[node]) + self._transfer
+    self._link_free[node] = sent
+    data = (self._life[node], send, message, self._is_in[send.peer])
+    event = (sent + self._latency, send.peer, DELIVERED, data)
+    heapq.heappush(self._heap, event)
+
+  def _deliver(
+    self,
+    node: int,
+    time: float,
+    data: tuple[int, gossip.Send, gossip.Message, bool],
+  ) -> None:
+    """A message arrives at a node, if that is up."""
+    life, send, message, was_up = data
+    sender = message.sender
+    if self._is_in[node]:
+      outcome = self._machines[node].on_message(message)
+    elif was_up and not self._is_instant:
+      outcome = gossip.Outcome.UNKNOWN
+    else:  # It never left.
+      outcome = gossip.Outcome.UNREACHABLE
+    is_sender_alive = life == self._life[sender]
+    # What was not taken goes back to its sender, if that is still there.
+    is_lost = outcome == gossip.Outcome.UNKNOWN or (
+      outcome != _TAKEN and not is_sender_alive
+    )
+    if is_lost:
+      mass = message.share if self._has_mass else 0.0
+      self._note_lost(sender, message, node, time, mass)
+    if is_sender_alive:
+      if not self._is_in[node]:
+        self._believe_gone(sender, node)
+      self._machines[sender].on_outcome(send, outcome)
+    if self._is_resting[node] and self._is_in[node]:
+      self._carry_out(node, time, self._machines[node].on_done())
+
+  # --- Means of all nodes.
+
+  def _join_mean(self, node: int, time: float) -> None:
+    """A node waits for all others; the last one begins the mean."""
+    self._at_barrier.add(node)
+    if len(self._at_barrier) < self._setup.num_nodes:
+      return
+    self._attempt += 1
+    end = time + self._measure_mean(self._setup.num_nodes)
+    heapq.heappush(self._heap, (end, 0, AVERAGED, self._attempt))
+
+  def _finish_mean(self, _: int, time: float, attempt: int) -> None:
+    """All nodes have the mean, unless one of them died meanwhile."""
+    if attempt != self._attempt:
+      return
+    self._at_barrier.clear()
+    nodes = range(self._setup.num_nodes)
+    share = 1 / len(nodes)
+    mean = _Reply(traces.ALL, _TAKEN, self._next_mean, -1)
+    mix, replies = _Mix(share, ((mean, share),)), (mean,)
+    for node in nodes:
+      self._mix(node, time, self._begun[node], mix)
+    self._next_mean += 1
+    # All save after the same mean, or could not go back to it together.
+    is_due = time - self._saved_at[0] >= self._checkpoint_seconds
+    for node in nodes:
+      self._machines[node].on_replies(replies)
+      if is_due:
+        self._save(node, time)
       self._begin_step(node, time)
-    else:
-      self._begun[node] = time
-      self._begin_mix(node, time)
+
+  def _measure_mean(self, n: int) -> float:
+    """The ring formula: 2 (n - 1) messages of 1/n of the weights each."""
+    return 2 * (n - 1) * (self._latency + self._transfer / n)
 
   # --- Deaths and returns.
 
@@ -158,99 +424,172 @@ class NodeLoop:
     """A node dies, and its weights and its mass with it."""
     self._life[node] += 1
     self._until[node] = until
+    self._attempt += 1  # A mean that is under way fails.
     if until < np.inf:
-      self._schedule(until, node, BACK, 0)
+      up = until + self._setup.restart_seconds
+      self._schedule(up, node, BACK, self._life[node])
     if not self._is_in[node]:
       return  # It had not got its weights yet: nobody knew that it was back.
-    self._is_in[node] = False
-    self._note(traces.NodeKind.LEAVE, node, self._mass[node], time, time)
-    self._mass[node] = 0.0
-    self._leave(node, time)
+    self._is_in[node] = self._is_resting[node] = False
+    mass = self._machines[node].held_mass
+    self._note(traces.NodeKind.LEAVE, node, mass, time, time)
 
-  def _return(self, node: int, time: float, _: int) -> None:
-    """A node is up again, and needs weights."""
+  def _return(self, node: int, time: float, life: int) -> None:
+    """A node is up again: from its checkpoint, or it asks for weights."""
+    if life != self._life[node]:
+      return
     self._until[node] = 0.0
     self._begun[node] = time
-    self._schedule(time + self._latency, node, FETCH, self._life[node])
+    if self._is_collective:
+      if not any(self._until):  # Else it waits for the others.
+        self._restart_all(time)
+    elif self._saved[node] != _START:
+      self._restart(node, time, self._saved[node])
+      self._begin_step(node, time)
+    else:
+      self._machines[node] = self._make_machine(node)
+      self._ask_to_join(node, time, self._machines[node].on_join())
 
-  def _fetch(self, node: int, time: float, life: int) -> None:
-    """A joiner's question has arrived: the next node that is in answers."""
-    if life != self._life[node]:
-      return
-    num_nodes = self._setup.num_nodes
-    others = ((node + i) % num_nodes for i in range(1, num_nodes))
-    peer = next((other for other in others if self._is_in[other]), None)
-    if peer is None:  # It goes on with the weights that it had.
-      self._enter(node, time, self._initial_mass)
+  def _restart_all(self, time: float) -> None:
+    """All nodes of an all-reduce go back to the last mean that all have saved.
+
+    Whatever they have computed since is void.
+    """
+    self._at_barrier.clear()
+    self._next_mean += 1  # Nobody uses the number of a mean that failed.
+    for node in range(self._setup.num_nodes):
+      self._life[node] += 1
+      self._begun[node] = time
+      self._restart(node, time, self._saved[node])
+    for node in range(self._setup.num_nodes):
+      self._begin_step(node, time)
+
+  def _restart(self, node: int, time: float, saved: _Checkpoint) -> None:
+    """A node has the weights again that it had saved, at a new version."""
+    machine = self._machines[node] = self._make_machine(node)
+    if saved.machine is not None:
+      machine.restore(saved.machine)
+    machine.on_restart(saved.step, self._recorded_mass[node])
+    self._step[node] = saved.step
+    self._version[node] += 1
+    self._rows.append(
+      (
+        *(traces.NodeKind.RESTART, node, -1, -1, saved.step),
+        *(self._version[node], saved.version, -1, 1.0, 0.0),
+        *(machine.mass, self._begun[node], time),
+      )
+    )
+    self._enter(node)
+
+  def _make_machine(self, node: int) -> gossip.PeerNode:
+    """A new process: all it knows is who is there."""
+    setup = self._setup
+    machine = setup.strategy.make_node(node, setup.num_nodes, setup.seed)
+    gone = frozenset(
+      peer for peer, is_in in enumerate(self._is_in) if not is_in
+    ) - {node}
+    self._gone[node] = gone
+    machine.on_alive(_list_members(setup.num_nodes, gone))
+    return machine
+
+  def _ask_to_join(
+    self, node: int, time: float, actions: gossip.Actions
+  ) -> None:
+    """A joiner asks for weights; if nobody is there, it starts from scratch."""
+    if not actions:
+      self._restart(node, time, _START)
       self._begin_step(node, time)
       return
-    # With push-sum, the two share the mass: nothing is lost or gained.
-    self._mass[peer] /= 2
-    snapshot = _node_records.Snapshot(
-      peer, self._version[peer], self._step[peer], 1.0
-    )
-    arrival = time + self._latency + self._transfer
-    data = (life, snapshot, self._mass[peer])
-    self._schedule(arrival, node, FETCHED, data)
+    (question,) = actions
+    assert isinstance(question, gossip.Ask)
+    data = (self._life[node], question.peer)
+    self._schedule(time + self._latency, node, JOIN_ASKED, data)
 
-  def _finish_fetch(
-    self,
-    node: int,
-    time: float,
-    data: tuple[int, _node_records.Snapshot, float],
+  def _answer_joiner(
+    self, node: int, time: float, data: tuple[int, int]
   ) -> None:
-    """A joiner has weights, if it still lives."""
-    life, snapshot, mass = data
+    """The question of a joiner has arrived."""
+    life, peer = data
     if life != self._life[node]:
-      self._note_lost(snapshot, node, time, mass)
       return
-    self._enter(node, time, 0.0)
-    self._mass[node] = mass
-    self._mix(node, time, self._begun[node], [snapshot], 0.0)
-    self._begin_step(node, time)
+    if peer == gossip.CENTRE:
+      self._centre.ask(node, time, life, JOIN_REPLIED)
+      return
+    reply = _Reply(peer, gossip.Outcome.UNREACHABLE)
+    arrival = time + self._latency
+    if self._is_in[peer]:
+      reply = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
+      arrival += self._transfer
+    self._schedule(arrival, node, JOIN_REPLIED, (life, [reply]))
 
-  def _enter(self, node: int, time: float, new_mass: float) -> None:
+  def _finish_join(
+    self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
+  ) -> None:
+    """A joiner has weights, if it still lives; or asks the next peer."""
+    life, (reply,) = data
+    if life != self._life[node]:
+      if reply.outcome == _TAKEN:
+        self._note_lost(reply.peer, reply, node, time)
+      return
+    machine = self._machines[node]
+    actions = machine.on_join_reply(reply)
+    if reply.outcome != _TAKEN:
+      self._ask_to_join(node, time, actions)
+      return
+    self._enter(node)
+    self._recorded_mass[node] = machine.mass
+    self._step[node] = min(machine.step, self._num_steps)
+    self._note(traces.NodeKind.JOIN, node, 0.0, self._begun[node], time)
+    self._carry_out(node, time, actions)
+
+  def _enter(self, node: int) -> None:
     """From now on others count on a node."""
     self._is_in[node] = True
-    self._mass[node] = new_mass
-    start = self._begun[node]
-    self._note(traces.NodeKind.JOIN, node, new_mass, start, time)
+    self._is_resting[node] = False
+    for other, gone in enumerate(self._gone):
+      if node in gone:
+        self._gone[other] = gone - {node}
+        self._tell_alive(other)
 
-  def _is_over(self) -> bool:
-    """Whether nothing is left but failures, and nobody comes back to work."""
-    return all(
-      step == self._num_steps or until == np.inf
-      for step, until in zip(self._step, self._until, strict=True)
-    ) and all(kind <= GONE for _, _, kind, _ in self._heap)
+  def _believe_gone(self, node: int, peer: int) -> None:
+    """A node has found that a peer is dead."""
+    self._gone[node] |= {peer}
+    self._tell_alive(node)
+
+  def _tell_alive(self, node: int) -> None:
+    members = _list_members(self._setup.num_nodes, self._gone[node] - {node})
+    self._machines[node].on_alive(members)
+
+  def _save(self, node: int, time: float) -> None:
+    """Saves a checkpoint."""
+    self._saved_at[node] = time
+    machine = self._machines[node].save()
+    version, step = self._version[node], self._step[node]
+    self._saved[node] = _Checkpoint(version, step, machine)
 
   # --- Records.
 
-  def _mix(
-    self,
-    node: int,
-    time: float,
-    start: float,
-    others: list[_node_records.Snapshot],
-    own_weight: float,
-  ) -> None:
+  def _mix(self, node: int, time: float, start: float, mix: gossip.Mix) -> None:
     """Changes a node's weights."""
-    self._version[node] += 1
-    mix = self._num_mixes[node]
-    self._num_mixes[node] += 1
-    for peer, version, step, weight in others:
+    version = self._version[node] = self._version[node] + 1
+    number = self._num_mixes[node]
+    self._num_mixes[node] = number + 1
+    mass = self._recorded_mass[node] = self._machines[node].mass
+    step, own_weight = self._step[node], mix.own_weight
+    for source, weight in mix.sources:
       self._rows.append(
         (
           1,  # NodeKind.MIX
           node,
-          peer,
-          mix,
-          self._step[node],
-          self._version[node],
-          version,
+          source[0],  # The peer, or the sender.
+          number,
           step,
+          version,
+          source.version,
+          source.step,
           own_weight,
           weight,
-          self._mass[node],
+          mass,
           start,
           time,
         )
@@ -264,7 +603,7 @@ class NodeLoop:
     start: float,
     end: float,
   ) -> None:
-    """Writes down that a node came or went."""
+    """Records that a node came or went."""
     step, version = self._step[node], self._version[node]
     self._rows.append(
       (kind, node, -1, -1, step, version, -1, -1, 1.0, 0.0, mass, start, end)
@@ -272,22 +611,30 @@ class NodeLoop:
 
   def _note_lost(
     self,
-    snapshot: _node_records.Snapshot,
+    sender: int,
+    sent: gossip.Message | gossip.Reply,
     receiver: int,
     time: float,
     mass: float = 0.0,
     start: float | None = None,
   ) -> None:
-    """Writes down a message that a dead node did not get."""
-    sender, version, step, _ = snapshot
+    """Records a message, or a question, that a dead node did not get."""
     start = time if start is None else start
     kind = traces.NodeKind.LOST
     self._rows.append(
       (
-        *(kind, sender, receiver, -1, step, version, -1, -1),
+        *(kind, sender, receiver, -1, sent.step, sent.version, -1, -1),
         *(1.0, 0.0, mass, start, time),
       )
     )
 
   def _schedule(self, time: float, node: int, kind: int, data: Any) -> None:
     heapq.heappush(self._heap, (time, node, kind, data))
+
+
+@functools.lru_cache(maxsize=256)
+def _list_members(num_nodes: int, gone: frozenset[int]) -> Sequence[int]:
+  """All nodes but those that are gone; nodes that agree share the list."""
+  if not gone:
+    return range(num_nodes)
+  return tuple([node for node in range(num_nodes) if node not in gone])

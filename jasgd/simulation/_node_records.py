@@ -1,6 +1,6 @@
 """The records of nodes, as they come."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +13,6 @@ _COLUMNS = tuple(
   for name in traces.NODE_RECORD.names or ()
   if name not in ('reserved', 'order')
 )
-
-
-class Snapshot(NamedTuple):
-  """Weights of a node or of the centre, that somebody else mixes in."""
-
-  peer: int
-  version: int
-  step: int
-  weight: float
 
 
 class Records:
@@ -37,6 +28,13 @@ class Records:
   def __init__(self) -> None:
     self.rows: list[tuple[Any, ...]] = []
     self._packed: list[np.ndarray] = []
+
+  @property
+  def last_time(self) -> float:
+    """End of the last record so far; 0 if there is none."""
+    if self.rows:
+      return self.rows[-1][-1]
+    return float(self._packed[-1]['end_time'][-1]) if self._packed else 0.0
 
   def pack(self) -> None:
     """Makes an array of the rows so far."""

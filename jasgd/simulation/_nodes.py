@@ -10,48 +10,40 @@ from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
-from jasgd.simulation import _node_allreduce
-from jasgd.simulation import _node_elastic
-from jasgd.simulation import _node_gossip
 from jasgd.simulation import _node_loop
 from jasgd.simulation import _times
 
-_LOOPS: dict[type[gossip.Strategy], type[_node_loop.NodeLoop]] = {
-  gossip.AllReduce: _node_allreduce.AllReduceLoop,
-  gossip.Elastic: _node_elastic.ElasticLoop,
-  gossip.Pairs: _node_gossip.PairsLoop,
-  gossip.Pull: _node_gossip.PullLoop,
-  gossip.Push: _node_gossip.PushLoop,
-  gossip.PushSum: _node_gossip.PushSumLoop,
-}
-
 
 def simulate_nodes(
-  strategy: gossip.Strategy,
+  strategy: gossip.PeerStrategy,
   *,
   num_nodes: int,
   num_steps: int,
   compute: _times.ComputeTime | None = None,
   network: _network.Network | None = None,
   failures: Sequence[_failures.Failure] = (),
+  detection_seconds: float = 0.0,
+  checkpoint_seconds: float = np.inf,
+  restart_seconds: float = 0.0,
   seed: int = 0,
 ) -> traces.NodeTrace:
   """Runs nodes without a server in virtual time, and records what happens.
 
-  Every node makes `num_steps` steps, in all its lives together: the one that it
-  dies in is made again. A node that is done still answers, and mixes what it is
-  sent.
+  Every node is driven by the state machine that a real process would have, see
+  `jasgd.gossip.PeerNode`. It makes `num_steps` steps. A node that is done still
+  answers, and mixes what it is sent.
 
-  A dead node does nothing, and nobody waits for it. An all-reduce goes on, or
-  begins again, without it. A question to it is refused, which costs two
-  latencies, and its weight in the mix goes to the node that asked. A message to
-  it is lost, and with push-sum the message's mass. What was sent by it before
-  it died still arrives.
+  A dead node does nothing. Others believe it alive until they fail to reach it,
+  which takes two latencies and `detection_seconds`; after that they choose
+  among the others, until it is back. A message that was under way when its
+  receiver died is lost, and with push-sum the message's mass. What a node sent
+  before it died still arrives.
 
-  A node that comes back asks for weights: the next node that is alive, by
-  number, or the centre of elastic averaging. Until it has them, others see it
-  as dead. With push-sum it gets half of that node's mass. If there is nobody,
-  it goes on with the weights that it had (and a mass of 1).
+  A node that comes back goes on from its last checkpoint, if it has one. If it
+  has none, it asks others for weights, or the centre of elastic averaging:
+  until it has them, others see it as dead. If nobody is there, it starts again
+  from the first weights. An all-reduce stops when a node dies; once all nodes
+  are up again, all of them go back to the last checkpoint, or to the start.
 
   With all-reduce of period 1, nodes average their gradients, and each makes the
   same update; with a longer period they step on their own, and average their
@@ -75,6 +67,11 @@ def simulate_nodes(
     network: How long messages take; every message with weights has
       `bytes_per_push` bytes. By default no time.
     failures: Nodes that die, and come back: as in `simulate`.
+    detection_seconds: Time that a question to a dead node takes to fail, beyond
+      two latencies.
+    checkpoint_seconds: Time between two checkpoints of a node. Infinity: there
+      are none.
+    restart_seconds: Time that a node takes to start when it comes back.
     seed: Of times and peers, below 2**64; as in `simulate`.
 
   Returns:
@@ -100,6 +97,9 @@ def simulate_nodes(
     network=network,
     failures=failures,
     seed=seed,
+    detection_seconds=detection_seconds,
+    checkpoint_seconds=checkpoint_seconds,
+    restart_seconds=restart_seconds,
   )
   failures = _failures.read_failures(failures, num_nodes)
   setup = _node_loop.Setup(
@@ -110,15 +110,13 @@ def simulate_nodes(
     network,
     failures,
     operator.index(seed),
+    float(detection_seconds),
+    float(checkpoint_seconds),
+    float(restart_seconds),
   )
-  make_loop = next(
-    loop for kind, loop in _LOOPS.items() if isinstance(strategy, kind)
-  )
-  averages = {}
-  if isinstance(strategy, gossip.AllReduce):
-    averages['averages'] = 'gradients' if strategy.period == 1 else 'weights'
+  averages = 'gradients' if strategy.averages_gradients else 'weights'
   return traces.NodeTrace(
-    make_loop(setup).run(),
+    _node_loop.NodeLoop(setup).run(),
     {
       'strategy': strategy.describe(),
       'num_nodes': setup.num_nodes,
@@ -129,13 +127,13 @@ def simulate_nodes(
       'network': network.to_header(),
       'num_failures': len(failures),
       'numpy': np.__version__,
-      **averages,
+      'averages': averages,
     },
   )
 
 
 def check_nodes(
-  strategy: gossip.Strategy,
+  strategy: gossip.PeerStrategy,
   *,
   num_nodes: int,
   num_steps: int,
@@ -143,10 +141,13 @@ def check_nodes(
   network: _network.Network,
   failures: Sequence[_failures.Failure],
   seed: int,
+  detection_seconds: float = 0.0,
+  checkpoint_seconds: float = np.inf,
+  restart_seconds: float = 0.0,
 ) -> None:
   """Raises a ValueError if `simulate_nodes` would refuse these arguments."""
   for name, value, kind in (
-    ('strategy', strategy, tuple(_LOOPS)),
+    ('strategy', strategy, gossip.PeerStrategy),
     ('compute', compute, _times.ComputeTime),
     ('network', network, _network.Network),
   ):
@@ -156,6 +157,12 @@ def check_nodes(
         '(Strategies are called, as in Pull(); protocols with a server go to '
         'simulate.)'
       )
+  _times.check_not_negative('detection_seconds', detection_seconds)
+  _times.check_not_negative('restart_seconds', restart_seconds)
+  if not protocols.check_number('checkpoint_seconds', checkpoint_seconds) > 0:
+    raise ValueError(
+      f'checkpoint_seconds must be above 0, got {checkpoint_seconds}.'
+    )
   protocols.check_count('num_nodes', num_nodes, 1)
   protocols.check_count('num_steps', num_steps, 1)
   _times.check_seed(seed)

@@ -36,32 +36,21 @@ def find_downtimes(trace: _nodes.NodeTrace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_deaths(trace: _nodes.NodeTrace) -> Deaths:
-  """Counts the deaths of nodes, and the mass that they had.
+  """Counts the deaths of nodes, and the mass that was lost.
 
-  In virtual time, deaths are written down. Real nodes cannot do so: one whose
-  records stop, or go on with a RESTART or JOIN, and do not END before, is dead.
-  What real nodes have lost is what they began with, 1 each but for those that
-  joined later, without what those have who ended: messages that a node had got
-  and not mixed when it died are in no record. Below 0, mass was gained: a node
-  that came back from a checkpoint has what it had sent away since.
+  A real node cannot record its own death: a node whose records stop, or go on
+  with a RESTART or JOIN, and do not END before, has died. Lost mass is what
+  nodes began with, 1 each but for joiners, minus what they ended with: messages
+  that a node had received and not mixed when it died are in no record.
 
   Args:
-    trace: A trace.
+    trace: A trace, up to its end.
 
   Returns:
     The counts.
   """
   records = trace.records
   kind = records['kind']
-  if not trace.header.get('is_recorded'):
-    is_death = kind == _node_schema.NodeKind.LEAVE
-    return Deaths(
-      num_deaths=int(np.count_nonzero(is_death)),
-      num_returns=int(np.count_nonzero(kind == _node_schema.NodeKind.JOIN)),
-      lost_mass=float(
-        records['mass'][is_death | (kind == _node_schema.NodeKind.LOST)].sum()
-      ),
-    )
   # A message that was lost may be in the file of its receiver.
   is_own = (records['node'] >= 0) & (kind != _node_schema.NodeKind.LOST)
   records = records[is_own]

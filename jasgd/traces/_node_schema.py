@@ -4,6 +4,8 @@ import enum
 
 import numpy as np
 
+from jasgd import gossip
+
 
 class NodeKind(enum.IntEnum):
   """What a record of a node tells of."""
@@ -20,7 +22,7 @@ class NodeKind(enum.IntEnum):
 
 # Who is mixed with, if it is no node. The centre has records of its own, of the
 # moves that it makes, for it is mixed too.
-CENTRE = -2
+CENTRE = gossip.CENTRE
 ALL = -3
 
 NODE_RECORD = np.dtype(

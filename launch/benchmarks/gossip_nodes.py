@@ -37,7 +37,7 @@ BATCH = 16
 # our engine with a node that is alone.
 BARE_STEPS, BARE_LOOP, ONE_NODE = 'bare steps', 'bare loop', 'one node'
 PLAIN = (BARE_STEPS, BARE_LOOP, ONE_NODE)
-STRATEGIES: dict[str, gossip.Strategy] = {
+STRATEGIES: dict[str, gossip.PeerStrategy] = {
   'pull': gossip.Pull(),
   'push': gossip.Push(),
   'push-sum': gossip.PushSum(),
@@ -104,7 +104,7 @@ class NodesProgram:
   def __init__(
     self,
     task: tasks.Task,
-    strategy: gossip.Strategy,
+    strategy: gossip.PeerStrategy,
     num_nodes: int,
     num_steps: int,
   ) -> None:

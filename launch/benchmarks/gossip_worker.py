@@ -32,14 +32,14 @@ _MAX_CALLS = 8
 _NUM_WARM_UP = 2  # Rounds: calls of a program are slow at first.
 
 
-def make_rules(num_devices: int) -> dict[str, gossip.Strategy]:
+def make_rules(num_devices: int) -> dict[str, gossip.PeerStrategy]:
   """What is timed: the all-reduce first, for ratios; and no other one.
 
   On a ring of two or three equal weights would be an all-reduce, and so are
   pairs of two nodes, which are left out.
   """
   ring = gossip.with_constant_weights(gossip.ring(num_devices), 0.3)
-  rules: dict[str, gossip.Strategy] = {
+  rules: dict[str, gossip.PeerStrategy] = {
     ALL_REDUCE: gossip.AllReduce(),
     'ring': gossip.Pull(peers=ring),
     'permutation': gossip.Pull(peers='permutation'),
@@ -57,7 +57,7 @@ def _make_mesh(num_devices: int) -> jax.sharding.Mesh:
 
 
 def _make_runner(
-  runner: str, strategy: gossip.Strategy, num_devices: int
+  runner: str, strategy: gossip.PeerStrategy, num_devices: int
 ) -> Callable[[Any, int], Any]:
   """A compiled `(x, step) -> x` over all devices, x donated."""
   key = jax.random.key(0)

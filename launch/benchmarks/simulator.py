@@ -114,7 +114,7 @@ def run(quick: bool) -> None:
     print(f'{name:28} {rates[name]:14,.0f}{ratio}', flush=True)
 
 
-def _run_nodes(strategy: gossip.Strategy, num_steps: int) -> None:
+def _run_nodes(strategy: gossip.PeerStrategy, num_steps: int) -> None:
   simulation.simulate_nodes(
     strategy,
     num_nodes=NUM_NODES,

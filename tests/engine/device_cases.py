@@ -114,7 +114,7 @@ def make_network_task(batch=16):
 class Experiment(NamedTuple):
   """Some steps on the quadratic."""
 
-  strategy: gossip.Strategy
+  strategy: gossip.PeerStrategy
   optimizer: str = 'sgd'
   num_steps: int = 9
 

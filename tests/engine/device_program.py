@@ -27,7 +27,7 @@ _OPTIMIZERS = (optax.sgd(0.05, 0.9), optax.adam(0.02))
 class Case(NamedTuple):
   """A strategy, with an optimizer, and the dtype of what is sent."""
 
-  strategy: gossip.Strategy
+  strategy: gossip.PeerStrategy
   optimizer: optax.GradientTransformation
   dtype: Any = None
 

@@ -67,14 +67,14 @@ def _serve(protocol, num_learners=6, num_gradients=60, header=(), **arguments):
   return traces.Trace(trace.records, {**trace.header, **dict(header)})
 
 
-def _gossip(strategy, header=(), **arguments):
+def _gossip(strategy, header=(), latency=0.1, **arguments):
   """A trace of nodes without a server."""
   trace = simulation.simulate_nodes(
     strategy,
     num_nodes=NUM_NODES,
     num_steps=15,
     compute=simulation.exponential(1.0),
-    network=simulation.Network(latency=0.1),
+    network=simulation.Network(latency=latency),
     seed=7,
     **arguments,
   )
@@ -207,7 +207,9 @@ RUNS = {
   'push': lambda: (
     'mlp', ADAM, _gossip(gossip.Push(peers=gossip.exponential(NUM_NODES))), {}
   ),
-  'push-sum': lambda: ('normalized', MOMENTUM, _gossip(gossip.PushSum()), {}),
+  'push-sum': lambda: (
+    'normalized', MOMENTUM, _gossip(gossip.PushSum(), latency=0.0), {}
+  ),
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ BETA = 0.3  # Other than the usual one.
 class Case:
   """A strategy, in what precision it sends, and what else there is to mix."""
 
-  strategy: gossip.Strategy
+  strategy: gossip.PeerStrategy
   dtype: Any = None
   has_half: bool = False  # Whether one array is in bfloat16.
 

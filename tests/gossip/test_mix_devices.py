@@ -103,9 +103,9 @@ def test_every_kind_and_rule_is_there():
   strategies = {
     item
     for item in public
-    if isinstance(item, type) and issubclass(item, gossip.Strategy)
+    if isinstance(item, type) and issubclass(item, gossip.PeerStrategy)
   }
-  assert strategies - {gossip.Strategy, gossip.Gossip} == rules
+  assert strategies - {gossip.PeerStrategy, gossip.Gossip} == rules
 
 
 @every_case

@@ -24,9 +24,9 @@ def test_every_strategy_is_listed():
   classes = {
     item
     for item in public
-    if inspect.isclass(item) and issubclass(item, gossip.Strategy)
+    if inspect.isclass(item) and issubclass(item, gossip.PeerStrategy)
   }
-  assert classes - {gossip.Strategy, gossip.Gossip} == set(STRATEGIES)
+  assert classes - {gossip.PeerStrategy, gossip.Gossip} == set(STRATEGIES)
 
 
 @every_strategy

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd.runtime import _host
 from jasgd.runtime import _messages
 from jasgd.runtime import _queue_wire
@@ -31,7 +32,7 @@ class Bench:
 
   def __init__(self, **options):
     self.taken, self.met = [], []
-    self.fate = _host.TAKEN
+    self.fate = gossip.Outcome.TAKEN
     self.status = {'step': 3, 'members': {'1': [ADDRESS, 0.5]}}
     options = {'is_shared': False, 'take': self._take, **options}
     self.host = _host.Host(

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from jasgd import gossip
 from jasgd import traces
 from jasgd.runtime import _buffers
-from jasgd.runtime import _host
 from jasgd.runtime import _messages
 from tests.runtime import peer_cases as peers
 
@@ -60,7 +60,7 @@ def test_a_move_is_written_down_before_it_is_shown(tmp_path):
   with _open_centre(tmp_path) as (centre, events):
     before = np.array(centre._state.params)
     for version in (1, 2):
-      assert centre._take(_make_force(centre, 0.5)) == _host.TAKEN
+      assert centre._take(_make_force(centre, 0.5)) == gossip.Outcome.TAKEN
       written, published = events
       events.clear()
       assert written == ('write', traces.NodeKind.MIX, [version])

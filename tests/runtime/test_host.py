@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from jasgd.runtime import _host
+from jasgd import gossip
 from jasgd.runtime import _messages
 from jasgd.runtime import _wire
 from tests.runtime import host_cases
@@ -30,7 +30,7 @@ def test_a_stranger_may_not_send(bench):
   assert bench.taken == []
 
 
-@pytest.mark.parametrize('fate', [_host.TAKEN, _host.FULL])
+@pytest.mark.parametrize('fate', [gossip.Outcome.TAKEN, gossip.Outcome.FULL])
 def test_a_friend_hears_what_became_of_it(bench, fate):
   bench.fate = fate
   client = host_cases.Client(bench)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _host
@@ -43,7 +44,7 @@ def run_node(run, node, *, is_in_folder=False, **told):
     LAYOUT,
     'fingerprint',
     is_shared=False,
-    take=lambda message: _host.TAKEN,
+    take=lambda message: gossip.Outcome.TAKEN,
     describe=describe,
     meet=registry.note,  # All who come say where they are.
   )

@@ -31,6 +31,7 @@ class Log:
   def __init__(self, layout):
     self.events = []
     self.num_mixes = self.last_version = 0
+    self.last_mass = 0.25
     self._layout = layout
     self._time = 0.0
 
@@ -65,13 +66,14 @@ def open_node(**options):
   )
   layout = settings.make_layout()
   log = Log(layout)
-  weights = _node_weights.NodeWeights(settings, NODE, layout, log, log)
+  machine = settings.strategy.make_node(NODE, 4)
+  weights = _node_weights.NodeWeights(settings, NODE, layout, log, log, machine)
   weights.publish()
   ((_, version, step, mass, params),) = log.events
   assert (version, step, mass) == (0, 0, 0.0)
   log.events.clear()
   return types.SimpleNamespace(
-    weights=weights, log=log, layout=layout, params=params
+    weights=weights, machine=machine, log=log, layout=layout, params=params
   )
 
 
@@ -97,7 +99,11 @@ def check_change(node, kind, **expected):
     assert (row['version'], row['step'], row['mass']) == (version, step, mass)
     assert {name: row[name] for name in expected} == expected
   weights = node.weights
-  assert (weights.version, weights.step, weights.mass) == (version, step, mass)
+  assert (weights.version, weights.step, node.machine.mass) == (
+    version,
+    step,
+    mass,
+  )
   np.testing.assert_array_equal(params, weights.state.params)
   node.params = params
   return written[2], params
@@ -109,10 +115,10 @@ def step_from(params, at=None):
 
 
 def test_a_step_is_written_down_before_it_is_shown(node):
-  node.weights.mass = 0.5
+  node.machine.mass = 0.5
   for step in range(4):
     expected = step_from(node.params)
-    node.weights.make_step()
+    node.weights.make_step(node.machine.on_step)
     (row,), params = check_change(
       node, Kind.STEP, version=step + 1, peer_version=step, step=step + 1
     )
@@ -122,14 +128,14 @@ def test_a_step_is_written_down_before_it_is_shown(node):
 
 
 def test_a_mix_is_written_down_before_it_is_shown(node):
-  node.weights.make_step()
+  node.weights.make_step(node.machine.on_step)
   check_change(node, Kind.STEP)
   for number in range(3):
     others = [
       make_other(node, 0, 7, 6, 0.25, 8.0),
       make_other(node, 3, 9, 5, 0.125, -4.0),
     ]
-    node.weights.mass = 0.5 + number  # As push-sum does, before it mixes.
+    node.machine.mass = 0.5 + number  # As push-sum does, before it mixes.
     before = node.params
     node.weights.mix(others, 0.625, 3.5)
     rows, params = check_change(
@@ -179,7 +185,7 @@ def test_a_move_to_the_centre_is_written_down_before_it_is_shown(
     assert not stats
     np.testing.assert_allclose(force, 0.125 * (before - 2.0), rtol=1e-5)
     np.testing.assert_array_equal(moved, before - np.asarray(force))
-    node.weights.make_step()
+    node.weights.make_step(node.machine.on_step)
     read_version = version if is_before else version + 1
     _, params = check_change(
       node, Kind.STEP, version=version + 2, peer_version=read_version
@@ -193,7 +199,7 @@ def test_only_the_next_gradient_is_taken_before_the_move(node):
   node.weights.pull_centre(centre, 0.5, is_before=True)
   for read_version in (0, 2, 3):
     node.log.events.clear()
-    node.weights.make_step()
+    node.weights.make_step(node.machine.on_step)
     check_change(node, Kind.STEP, peer_version=read_version)
 
 
@@ -208,7 +214,7 @@ def test_what_could_not_be_written_is_not_shown(node, change):
   weights = node.weights
   other = make_other(node, 1, 1, 1, 0.5, 1.0)
   changes = {
-    'step': weights.make_step,
+    'step': lambda: weights.make_step(node.machine.on_step),
     'mix': lambda: weights.mix([other], 0.5, 0.0),
     'centre': lambda: weights.pull_centre(other, 0.0, is_before=False),
   }
@@ -218,18 +224,21 @@ def test_what_could_not_be_written_is_not_shown(node, change):
 
 
 def test_a_node_that_comes_back_has_a_version_of_its_own(node):
-  node.weights.make_step()
-  node.weights.make_step()
+  node.weights.make_step(node.machine.on_step)
+  node.weights.make_step(node.machine.on_step)
   kept = jax.tree.map(jnp.array, node.weights.state)
-  position = {**node.weights.position, 'mass': 0.25}
-  assert node.weights.position == {'clock': 2, 'step': 2, 'mass': 0.0}
-  node.weights.make_step()  # Others may have seen version 3.
+  position = node.weights.position
+  saved = {'step': 2, 'mass': 0.0}
+  assert position == {'clock': 2, **saved, 'machine': saved}
+  node.weights.make_step(
+    node.machine.on_step
+  )  # Others may have seen version 3.
   node.log.events.clear()
   node.weights.restore(kept, position)
   node.weights.publish()
   check_change(node, Kind.RESTART, version=4, peer_version=2, step=2, mass=0.25)
   expected = step_from(node.params)
-  node.weights.make_step()
+  node.weights.make_step(node.machine.on_step)
   _, params = check_change(node, Kind.STEP, version=5, peer_version=4, step=3)
   np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
 
@@ -252,7 +261,7 @@ def test_a_schedule_counts_the_epochs_of_all_nodes():
   node = open_node(get_rate=get_rate)
   for factor in (0.25, 0.125):
     expected = node.params + factor * (step_from(node.params) - node.params)
-    node.weights.make_step()
+    node.weights.make_step(node.machine.on_step)
     _, params = check_change(node, Kind.STEP)
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
   assert asked == pytest.approx([0.0, 4 / 1_000])

@@ -137,7 +137,7 @@ def test_who_is_yet_to_be_met_is_not_late(tmp_path):
   """It has been met by others, and began with them."""
   group = peer_cases.Group(tmp_path, gossip.PushSum())
   node = group.make(1, threading.Event())
-  node._begin(MetOne())  # It does not join.
+  node._begin(MetOne(), None)  # It does not join.
   assert node.describe()['began_with'] == [0, 1, 2]
   # Times count from the earliest beginning that anybody knows of.
   assert node._station.host._describe()['origin'] == -50.0
@@ -159,7 +159,7 @@ def test_what_it_takes_to_compile_is_no_waiting(tmp_path, monkeypatch):
   node = group.make(1, threading.Event())
   now, start = time.monotonic(), group.settings.deadlines.start
   monkeypatch.setattr(time, 'monotonic', lambda: now + 2 * start)
-  node._begin(MetLate())
+  node._begin(MetLate(), None)
   assert node.describe()['began_with'] == [0, 1, 2]
   node._station._stack.close()
 

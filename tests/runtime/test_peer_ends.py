@@ -2,6 +2,7 @@
 
 import pytest
 
+from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd.runtime import _host
@@ -73,7 +74,7 @@ def test_who_saves_for_the_last_time_takes_nothing(name, tmp_path):
 
     station.finish = finish_late
     group.stop(0)
-  assert fates == [0, _host.DONE]
+  assert fates == [0, gossip.Outcome.DONE]
   assert (
     group.peers[0].describe()['mass']
     == group.load_trace().of_node(0)[-1]['mass']

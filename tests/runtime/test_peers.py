@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from jasgd import gossip
 from jasgd import workdir as workdirs
-from jasgd.runtime import _host
 from jasgd.runtime import _messages
 from jasgd.runtime import _peers
 from jasgd.runtime import _wire
@@ -42,7 +42,7 @@ class Connection:
     registry.now += registry.seconds
     if registry.errors:
       raise registry.errors.pop(0)
-    return Message(Verb.ANSWER, clock=4, fate=_host.FULL)
+    return Message(Verb.ANSWER, clock=4, fate=gossip.Outcome.FULL)
 
   def close(self):
     self.is_closed = True
@@ -141,10 +141,11 @@ def test_who_is_lost_may_come_back(caplog):
 @pytest.mark.parametrize(
   ('error', 'fate'),
   [
-    (None, _host.FULL),
-    (_wire.WireError('It was silent.'), None),  # It may have come.
-    (_wire.UntakenError('It has hung up.'), _host.UNTAKEN),
-    (_wire.RefusedError('Say HELLO.'), _host.UNTAKEN),
+    (None, gossip.Outcome.FULL),
+    # It may have come.
+    (_wire.WireError('It was silent.'), gossip.Outcome.UNKNOWN),
+    (_wire.UntakenError('It has hung up.'), gossip.Outcome.UNREACHABLE),
+    (_wire.RefusedError('Say HELLO.'), gossip.Outcome.UNREACHABLE),
   ],
 )
 def test_what_became_of_a_payload(error, fate):
@@ -158,7 +159,9 @@ def test_what_became_of_a_payload(error, fate):
   assert registry.requests[-1][:3] == (1, Verb.EXCHANGE, True)
   assert peers.alive == ([1] if error is None else [])
   if error is not None:  # Nothing is sent to one that is not connected.
-    assert peers.push(1, Message(Verb.EXCHANGE), None) == _host.UNTAKEN
+    assert (
+      peers.push(1, Message(Verb.EXCHANGE), None) == gossip.Outcome.UNREACHABLE
+    )
 
 
 def test_who_does_not_want_us_is_asked_again_and_told_of_once(caplog):

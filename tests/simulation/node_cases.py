@@ -72,7 +72,7 @@ def execute(trace, start=None):
       assert 0 <= record['peer_version'] < len(own)
       values[record['node']] = own[-1]
     elif record['kind'] == traces.NodeKind.MIX and record['peer'] == traces.ALL:
-      np.testing.assert_allclose(group['peer_weight'], 1 / len(group))
+      np.testing.assert_allclose(group['peer_weight'], 1 / trace.num_nodes)
       assert len(set(group['node'])) == len(group)
       mean = np.mean([history[node][-1] for node in group['node']])
       values = dict.fromkeys(group['node'].tolist(), mean)
@@ -91,6 +91,8 @@ def execute(trace, start=None):
       if record['peer'] == traces.CENTRE and record['node'] not in joined:
         forces[record['node'], record['version'] - 1] = own[-1] - value
       joined.discard(record['node'])
+    elif record['kind'] == traces.NodeKind.RESTART:
+      values[record['node']] = own[record['peer_version']]
     else:
       if record['kind'] == traces.NodeKind.JOIN:
         joined.add(record['node'])

@@ -8,8 +8,6 @@ import pytest
 from jasgd import gossip
 from jasgd import simulation
 from jasgd import traces
-from jasgd.simulation import _node_gossip
-from jasgd.simulation import _node_loop
 from tests.simulation import node_cases
 
 NUM_STEPS = 8
@@ -43,41 +41,69 @@ def _check(trace, failures):
   records = trace.records
   assert np.all(np.diff(records['end_time']) >= 0)
   assert np.all(records['start_time'] <= records['end_time'])
+  is_for_good = {each.learner for each in failures if each.until == np.inf}
+  is_collective = traces.ALL in records['peer'] or 'allreduce' in str(
+    trace.header['strategy']
+  )
   for node in range(trace.num_nodes):
     own = trace.of_node(node)
-    steps = own['step'][own['kind'] == Kind.STEP]
-    np.testing.assert_array_equal(steps, 1 + np.arange(len(steps)))
     gone = [failure for failure in failures if failure.learner == node]
-    is_gone_for_good = any(failure.until == np.inf for failure in gone)
-    assert len(steps) == NUM_STEPS or is_gone_for_good
-    # It dies, is back, dies again; while it is dead, it does nothing.
-    is_alive = True
+    # It dies, is back, dies again; while it is dead, it does nothing. Steps
+    # follow each other, from where it went back to or has joined.
+    is_alive, step = True, 0
     for record in own:
-      if record['kind'] == Kind.LEAVE:
+      kind = record['kind']
+      if kind == Kind.LEAVE:
         assert is_alive
         is_alive = False
-      elif record['kind'] == Kind.JOIN:
-        assert not is_alive
-        is_alive = True
-      elif record['kind'] in (Kind.STEP, Kind.MIX):
+      elif kind in (Kind.JOIN, Kind.RESTART):
+        is_alive, step = True, record['step']
+      elif kind in (Kind.STEP, Kind.MIX):
         assert is_alive
+        step += kind == Kind.STEP
+        assert record['step'] == step
         assert not any(
           time < record['end_time'] < until for time, _, until in gone
         )
+    cannot = is_for_good if is_collective else is_for_good & {node}
+    assert step == NUM_STEPS or cannot
   final = node_cases.get_last(node_cases.execute(trace))
   if traces.CENTRE not in records['node']:  # Forces may move it too far.
     assert min(final) >= -1e-9
     assert max(final) <= trace.num_nodes - 1 + 1e-9
+  # Mass is with nodes, was lost with them or with messages, or came back.
+  if records['mass'].any():
+    sums = {
+      kind: records['mass'][records['kind'] == kind].sum()
+      for kind in (Kind.END, Kind.LEAVE, Kind.LOST, Kind.RESTART)
+    }
+    lost = sums[Kind.LEAVE] + sums[Kind.LOST] - sums[Kind.RESTART]
+    assert lost > -1e-9
+    assert sums[Kind.END] + lost == pytest.approx(trace.num_nodes)
+    found = traces.summarize_nodes(trace).lost_mass
+    assert found == pytest.approx(lost, abs=1e-6)
 
 
 @node_cases.every_network
 @node_cases.every_strategy
-@pytest.mark.parametrize('times', TIMES)
-@hypothesis.given(failures=any_failures())
+@hypothesis.given(
+  failures=any_failures(),
+  times=st.sampled_from(sorted(TIMES)),
+  checkpoint_seconds=st.sampled_from([np.inf, 0.5, 2.5]),
+  restart_seconds=st.sampled_from([0.0, 0.5]),
+  detection_seconds=st.sampled_from([0.0, 0.3]),
+)
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
-def test_whoever_dies_the_others_go_on(name, network, times, failures):
+def test_whoever_dies_the_others_go_on(
+  name, network, failures, times, **seconds
+):
   trace = node_cases.run(
-    name, network, NUM_STEPS, compute=TIMES[times], failures=failures
+    name,
+    network,
+    NUM_STEPS,
+    compute=TIMES[times],
+    failures=failures,
+    **seconds,
   )
   _check(trace, failures)
 
@@ -87,9 +113,9 @@ def test_random_failures(name):
   failures = simulation.draw_failures(node_cases.NUM_NODES, 20.0, 6.0, 2.0)
   trace = node_cases.run(name, 'slow', NUM_STEPS, failures=failures)
   _check(trace, failures)
-  kinds = trace.records['kind']
-  assert np.count_nonzero(kinds == Kind.LEAVE) > 5
-  assert np.count_nonzero(kinds == Kind.JOIN) > 5
+  summary = traces.summarize_nodes(trace)
+  assert summary.num_deaths > 5
+  assert summary.num_returns > 5
   again = node_cases.run(name, 'slow', NUM_STEPS, failures=failures[::-1])
   np.testing.assert_array_equal(again.records, trace.records)
 
@@ -102,63 +128,99 @@ def test_failures_after_the_end_do_not_matter(name):
   np.testing.assert_array_equal(trace.records, plain.records)
 
 
-def _run(strategy, failures, num_nodes=3, num_steps=3, **network):
+def _run(
+  strategy, failures, num_nodes=3, num_steps=3, checkpoint=np.inf, **network
+):
   return simulation.simulate_nodes(
     strategy,
     num_nodes=num_nodes,
     num_steps=num_steps,
     network=simulation.Network(**network),
     failures=failures,
+    checkpoint_seconds=checkpoint,
   )
 
 
-def test_allreduce_goes_on_without_the_dead():
+def _list(trace, kind, *names):
+  """Some fields of all records of a kind."""
+  records = trace.records[trace.records['kind'] == kind]
+  return records[list(names)].tolist()
+
+
+@pytest.mark.parametrize(
+  ('checkpoint', 'first_step'), [(np.inf, 0), (1.0, 2), (2.0, 2), (0.3, 2)]
+)
+def test_an_allreduce_goes_back_to_the_last_common_checkpoint(
+  checkpoint, first_step
+):
+  """Node 2 dies in the third step, and is back at 5: then all begin again."""
+  failures = [simulation.Failure(2.5, 2, 5.0)]
+  trace = _run(gossip.AllReduce(), failures, checkpoint=checkpoint)
+  # The others have made their third step, and wait in vain.
+  steps = _list(trace, Kind.STEP, 'node', 'step', 'end_time')
+  assert steps[6:8] == [(0, 3, 3.0), (1, 3, 3.0)]
+  # A step and a mean are two versions; of the third step there is one.
+  fields = ('node', 'step', 'version', 'peer_version', 'end_time')
+  restarts = _list(trace, Kind.RESTART, *fields)
+  assert restarts == [
+    (0, first_step, 6, 2 * first_step, 5.0),
+    (1, first_step, 6, 2 * first_step, 5.0),
+    (2, first_step, 5, 2 * first_step, 5.0),
+  ]
+  assert trace.duration == 5 + 3 - first_step
+  # No mean has the number of another.
+  numbers = [number for (number,) in _list(trace, Kind.MIX, 'peer_version')]
+  assert len(set(numbers)) == len(numbers) / 3
+  assert len(trace.mixes) == 3 * (2 + 3 - first_step)
+
+
+def test_an_allreduce_ends_with_a_node_that_is_gone_for_good():
   trace = _run(gossip.AllReduce(), [simulation.Failure(1.5, 2)])
-  mixes = trace.mixes
-  assert mixes['node'].tolist() == [0, 1, 2, 0, 1, 0, 1]
-  assert mixes['end_time'].tolist() == [1, 1, 1, 2, 2, 3, 3]
-  np.testing.assert_allclose(mixes['peer_weight'], [1 / 3] * 3 + [1 / 2] * 4)
+  assert trace.mixes['end_time'].tolist() == [1, 1, 1]
+  assert trace.steps['step'].max() == 2
+  assert not np.any(trace.records['kind'] == Kind.RESTART)
 
 
-def test_who_waits_for_the_one_that_dies_is_released():
-  times = simulation.with_speeds(simulation.constant(1.0), [1, 1, 0.01])
-  trace = simulation.simulate_nodes(
-    gossip.AllReduce(),
-    num_nodes=3,
-    num_steps=2,
-    compute=times,
-    failures=[simulation.Failure(7.0, 2)],
-  )
-  assert trace.mixes['end_time'].tolist() == [7, 7, 8, 8]
+def test_an_allreduce_waits_for_all_who_died():
+  failures = [simulation.Failure(1.5, 2, 3.0), simulation.Failure(2.5, 0, 7.0)]
+  trace = _run(gossip.AllReduce(), failures)
+  times = [time for (time,) in _list(trace, Kind.RESTART, 'end_time')]
+  assert times == [7.0] * 3
 
 
-def test_an_allreduce_begins_again_if_one_dies_in_it():
-  failures = [simulation.Failure(1.3, 2)]
-  trace = _run(gossip.AllReduce(), failures, num_steps=1, latency=0.1)
-  # With three nodes it would take from 1 to 1.4; with two, 0.2 from 1.3 on.
-  np.testing.assert_allclose(trace.mixes['end_time'], 1.5)
-  assert trace.mixes['node'].tolist() == [0, 1]
-  np.testing.assert_allclose(trace.mixes['own_weight'], 1 / 2)
-
-
-def test_a_dead_peer_refuses():
-  """It costs two latencies, and is noted; the weights stay as they are."""
+def test_a_dead_peer_is_asked_once():
+  """It costs two latencies and the detection, and is noted."""
   for strategy in (gossip.Pull, gossip.Pairs):
-    trace = _run(
+    trace = simulation.simulate_nodes(
       strategy(peers=gossip.ring(2)),
-      [simulation.Failure(0.5, 1)],
       num_nodes=2,
-      latency=0.2,
-      bandwidth=1.0,
-      bytes_per_push=1.0,
+      num_steps=3,
+      network=simulation.Network(
+        latency=0.2, bandwidth=1.0, bytes_per_push=1.0
+      ),
+      failures=[simulation.Failure(0.5, 1)],
+      detection_seconds=0.3,
     )
     assert not len(trace.mixes)
-    lost = trace.records[trace.records['kind'] == Kind.LOST]
-    assert lost['peer'].tolist() == [1, 1, 1]
-    assert lost['version'].tolist() == [-1, -1, -1]
-    np.testing.assert_allclose(trace.duration, 3 * 1.4)
+    assert _list(trace, Kind.LOST, 'node', 'peer', 'version') == [(0, 1, -1)]
+    np.testing.assert_allclose(trace.duration, 3 + 0.4 + 0.3)
     waiting = traces.summarize_nodes(trace).nodes.waiting
-    np.testing.assert_allclose(waiting, [3 * 0.4, 0])
+    np.testing.assert_allclose(waiting, [0.7, 0])
+
+
+def test_random_peers_are_drawn_among_those_believed_alive():
+  """Of four nodes one is dead: each draws among three, itself included."""
+  trace = simulation.simulate_nodes(
+    gossip.Pull(),
+    num_nodes=4,
+    num_steps=3000,
+    failures=[simulation.Failure(0.5, 2)],
+  )
+  lost = _list(trace, Kind.LOST, 'node', 'peer')
+  assert sorted(lost) == [(0, 2), (1, 2), (3, 2)]
+  for node in (0, 1, 3):
+    share = np.mean(trace.mixes['node'] == node) * len(trace.mixes) / 3000
+    assert abs(share - 2 / 3) < 0.03
 
 
 def test_the_weight_of_a_dead_peer_goes_to_the_node():
@@ -170,9 +232,15 @@ def test_the_weight_of_a_dead_peer_goes_to_the_node():
   np.testing.assert_allclose(mixes['own_weight'], 2 / 3)
 
 
-@node_cases.every_strategy
-def test_a_joiner_starts_from_others_weights(name):
-  """It does the step again that it died in, and makes up no others."""
+@pytest.mark.parametrize(
+  'name',
+  [
+    name
+    for name, strategy in node_cases.STRATEGIES.items()
+    if not strategy.is_collective
+  ],
+)
+def test_a_joiner_takes_over_weights_and_step(name):
   failures = [
     simulation.Failure(2.5, 5, 4.0),
     simulation.Failure(1.0, 6),
@@ -184,16 +252,46 @@ def test_a_joiner_starts_from_others_weights(name):
   assert mix['kind'] == Kind.MIX
   assert (mix['own_weight'], mix['peer_weight']) == (0, 1)
   assert join['start_time'] == mix['start_time'] == 4
-  assert mix['step'] == join['step'] == own[index - 1]['step']
+  assert join['mass'] == mix['mass'] == 0
   if 'elastic' in name:
     assert mix['peer'] == traces.CENTRE
     moves = trace.of_node(traces.CENTRE)
-    assert mix['peer_version'] in {0, *moves['version']}
-    assert len(moves) == len(set(moves['version']))
+    num_moves = np.count_nonzero(moves['end_time'] <= mix['end_time'] - 0.7)
+    period = node_cases.STRATEGIES[name].period
+    assert mix['step'] == join['step'] == num_moves * period // 7
+    assert mix['step'] > 0
   else:
     assert mix['peer'] == 0  # Node 6 is dead.
-    # A latency there, and one with the weights back.
-    assert mix['end_time'] == pytest.approx(4 + 0.3 + 0.3 + 4 / 10)
+    assert mix['step'] == join['step'] == mix['peer_step'] > 0
+    # It asks node 6 first, and then node 0: a latency there and back, each.
+    assert mix['end_time'] == pytest.approx(4 + 4 * 0.3 + 4 / 10, abs=0.61)
+
+
+def test_a_node_goes_on_from_its_checkpoint():
+  """Its weights are those of the checkpoint, at a new version."""
+  trace = simulation.simulate_nodes(
+    gossip.PushSum(peers=gossip.ring(2)),
+    num_nodes=2,
+    num_steps=6,
+    failures=[simulation.Failure(4.5, 0, 5.0)],
+    checkpoint_seconds=2.0,
+    restart_seconds=0.25,
+  )
+  own = trace.of_node(0)
+  (index,) = np.flatnonzero(own['kind'] == Kind.RESTART)
+  restart, before = own[index], own[index - 2]
+  assert restart['end_time'] == 5.25
+  assert restart['step'] == 4
+  assert own[index - 1]['kind'] == Kind.LEAVE
+  assert restart['version'] == before['version'] + 1
+  assert restart['mass'] == before['mass'] > 0
+  assert own['step'][own['kind'] == Kind.STEP].tolist() == [*range(1, 7)]
+  (saved,) = own[
+    (own['version'] == restart['peer_version'])
+    & (own['step'] == 4)
+    & (own['kind'] == Kind.MIX)
+  ]
+  assert saved['end_time'] == 4.0
 
 
 @pytest.mark.parametrize(
@@ -233,43 +331,33 @@ def test_what_is_sent_before_a_death_arrives(time, records):
   np.testing.assert_allclose(found['end_time'], [end for _, _, end in records])
 
 
-def test_push_sum_reports_the_mass_that_is_lost():
-  """That of the dead node, and 1/2, 1/4, 1/8 that are sent to it."""
-  strategy = gossip.PushSum(peers='matching')
-  trace = _run(strategy, [simulation.Failure(0.5, 1)], num_nodes=2)
-  summary = traces.summarize_nodes(trace)
-  assert summary.lost_mass == pytest.approx(1 + 1 / 2 + 1 / 4 + 1 / 8)
-  assert summary.num_lost == 3
-  assert 'mass     1.875 lost, of 2' in str(summary)
-
-
-@pytest.mark.parametrize('network', node_cases.NETWORKS)
-@hypothesis.given(failures=any_failures())
-@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
-def test_no_mass_is_lost_uncounted(network, failures):
-  n = node_cases.NUM_NODES
-  setup = _node_loop.Setup(
-    node_cases.STRATEGIES['push-sum'],
-    n,
-    NUM_STEPS,
-    simulation.exponential(1.0),
-    node_cases.NETWORKS[network],
-    failures,
-    1,
+@pytest.mark.parametrize(('time', 'lost'), [(0.5, 1.0), (1.1, 1.5)])
+def test_push_sum_reports_the_mass_that_is_lost(time, lost):
+  """That of the dead node, and of a message under way; no other is sent."""
+  trace = _run(
+    gossip.PushSum(peers=gossip.with_constant_weights(gossip.ring(2), 0.5)),
+    [simulation.Failure(time, 1)],
+    num_nodes=2,
+    latency=0.2,
   )
-  loop = _node_gossip.PushSumLoop(setup)
-  trace = traces.NodeTrace(loop.run(), {'num_nodes': n})
-  joins = trace.records[trace.records['kind'] == Kind.JOIN]
-  lost = traces.summarize_nodes(trace).lost_mass
-  assert sum(loop._mass) + lost == pytest.approx(n + joins['mass'].sum())
+  summary = traces.summarize_nodes(trace)
+  sent = 0.5 if time > 1 else 0.0  # By node 1, and taken by node 0.
+  assert summary.lost_mass == pytest.approx(lost - sent)
+  assert summary.num_lost == (time > 1)
+  assert f'mass     {lost - sent:g} lost, of 2' in str(summary)
 
 
-def test_who_is_alone_goes_on_with_what_it_had():
+def test_who_is_alone_starts_again():
   trace = _run(gossip.PushSum(), [simulation.Failure(1.5, 0, 4.0)], num_nodes=1)
-  kinds = trace.records['kind'].tolist()
-  assert kinds == [Kind.STEP, Kind.LEAVE, Kind.JOIN, Kind.STEP, Kind.STEP]
-  assert trace.records['mass'].tolist() == [1, 1, 1, 1, 1]
-  assert trace.records['end_time'].tolist() == [1, 1.5, 4, 5, 6]
+  found = trace.records[['kind', 'step', 'mass', 'end_time']].tolist()
+  assert found == [
+    (Kind.STEP, 1, 1, 1),
+    (Kind.LEAVE, 1, 1, 1.5),
+    (Kind.RESTART, 0, 1, 4),
+    *((Kind.STEP, step, 1, 4 + step) for step in (1, 2, 3)),
+    (Kind.END, 3, 1, 7),
+  ]
+  assert traces.summarize_nodes(trace).lost_mass == 0
 
 
 def test_who_dies_before_it_has_weights_was_never_back():
@@ -279,7 +367,6 @@ def test_who_dies_before_it_has_weights_was_never_back():
   assert np.count_nonzero(kinds == Kind.LEAVE) == 1
   (join,) = trace.of_node(0)[kinds == Kind.JOIN]
   assert (join['start_time'], join['end_time']) == (3.0, 3.8)
-  # The weights that came to it at 2.8 are noted, with their mass.
+  # The weights that came to it at 2.8 are noted.
   lost = trace.records[trace.records['kind'] == Kind.LOST]
-  is_first_fetch = np.isclose(lost['end_time'], 2.8)
-  assert np.any(is_first_fetch & (lost['mass'] > 0) & (lost['peer'] == 0))
+  assert np.any(np.isclose(lost['end_time'], 2.8) & (lost['peer'] == 0))
