@@ -155,7 +155,7 @@ def run_wire(
 
   Args:
     num_nodes: Number of nodes, each a process.
-    num_steps: Steps of each node, with a pull after each; of large sizes, fewer.
+    num_steps: Steps of each node, with a pull each; of large sizes, fewer.
     all_reduces: Bytes of a node's weights -> seconds of all-reduces of as many
       processes, to compare with.
   """
