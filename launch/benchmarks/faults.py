@@ -6,7 +6,8 @@ be the same, bit for bit, and every gradient counted once. `recovery` is the
 seconds from the kill to the next applied push.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import io
 import os
 import random
@@ -85,55 +86,53 @@ class Outcome(NamedTuple):
     return self.is_same and not self.num_twice and self.clock == NUM_UPDATES
 
 
-class RecoveryTimer(threading.Thread):
-  """Measures the seconds from a kill to the next applied push.
+@contextlib.contextmanager
+def time_recovery(workdir: str) -> Iterator[list[float]]:
+  """Measures the seconds from a kill to the next applied push, meanwhile.
 
   The times in a trace do not count the seconds that the server was down, hence
   a clock of our own: a thread that looks for a killed child process, and then
-  for a new applied gradient in the trace. A context manager.
+  for a new applied gradient in the trace.
 
-  Attributes:
-    seconds: The measured time; None if there was no kill, or no later push.
+  Args:
+    workdir: The folder of the run.
+
+  Yields:
+    A list that gets the seconds, once they are known.
   """
+  seconds: list[float] = []
+  stopped = threading.Event()
 
-  def __init__(self, workdir: str) -> None:
-    super().__init__(daemon=True)
-    self.seconds: float | None = None
-    self._path = f'{workdir}/trace'
-    self._stopped = threading.Event()
-
-  def __enter__(self) -> 'RecoveryTimer':
-    self.start()
-    return self
-
-  def __exit__(self, *error: object) -> None:
-    self._stopped.set()
-    self.join()
-
-  def run(self) -> None:
-    """Waits for the kill, then for the push."""
-    if not self._wait_until(_has_killed_child):
-      return
-    killed_at = time.monotonic()
-    num_before = self._count_applied()
-    if self._wait_until(lambda: self._count_applied() > num_before):
-      self.seconds = time.monotonic() - killed_at
-
-  def _wait_until(self, condition: Callable[[], bool]) -> bool:
-    while not self._stopped.wait(_INTERVAL):
+  def wait_until(condition: Callable[[], bool]) -> bool:
+    while not stopped.wait(_INTERVAL):
       if condition():
         return True
     return False
 
-  def _count_applied(self) -> int:
-    """Applied gradients that were ever written, void ones included."""
-    try:
-      trace = traces.Trace.load(self._path, allow_truncated=True)
-    except traces.TraceError:
-      return 0  # The server has not begun.
-    is_gradient = trace.records['kind'] == traces.Kind.GRADIENT
-    is_applied = trace.records['fate'] == protocols.Fate.APPLIED
-    return int(np.count_nonzero(is_gradient & is_applied))
+  def watch() -> None:
+    if wait_until(_has_killed_child):
+      killed_at, num_before = time.monotonic(), _count_applied(workdir)
+      if wait_until(lambda: _count_applied(workdir) > num_before):
+        seconds.append(time.monotonic() - killed_at)
+
+  thread = threading.Thread(target=watch)
+  thread.start()
+  try:
+    yield seconds
+  finally:
+    stopped.set()
+    thread.join()
+
+
+def _count_applied(workdir: str) -> int:
+  """Applied gradients that were ever written, void ones included."""
+  try:
+    trace = traces.Trace.load(f'{workdir}/trace', allow_truncated=True)
+  except traces.TraceError:
+    return 0  # The server has not begun.
+  is_gradient = trace.records['kind'] == traces.Kind.GRADIENT
+  is_applied = trace.records['fate'] == protocols.Fate.APPLIED
+  return int(np.count_nonzero(is_gradient & is_applied))
 
 
 def _has_killed_child() -> bool:
@@ -184,7 +183,7 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
   config = make_config(fault)
   os.environ[runtime.CRASH_VARIABLE] = fault.variable
   try:
-    with RecoveryTimer(workdir) as timer:
+    with time_recovery(workdir) as seconds:
       experiment.run_server(
         config, workdir, num_learners=NUM_LEARNERS, stream=io.StringIO()
       )
@@ -206,7 +205,7 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
     num_twice=applied.shape[1] - len(np.unique(applied, axis=1).T),
     clock=found.clock,
     is_same=found.is_same,
-    recovery=timer.seconds,
+    recovery=seconds[0] if seconds else None,
   )
 
 

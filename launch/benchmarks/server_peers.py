@@ -158,7 +158,7 @@ class Server:
 
 def learn(
   work: Work, exchange: Callable[[Message, Message], bool]
-) -> dict[str, int]:
+) -> dict[str, float]:
   """Pushes until the server has ended, and checks every answer.
 
   Args:
@@ -297,7 +297,7 @@ class TorchServer:
       return self._weights.clone(), self.log.clock
 
 
-def learn_torch(server: Any, work: Work) -> dict[str, int]:
+def learn_torch(server: Any, work: Work) -> dict[str, float]:
   """A learner; rank 0 calls this on the other ranks."""
   import torch  # pyrefly: ignore
 

@@ -209,7 +209,7 @@ def connect(work: server_peers.Work, wire: str) -> runtime.Connection:
 
 def learn(
   work: server_peers.Work, connection: runtime.Connection, rank: int
-) -> dict[str, int]:
+) -> dict[str, float]:
   """Learns until the server has ended; returns a learner's report."""
   layout = make_layout(work.num_parameters)
   fingerprint = runtime.make_fingerprint(

@@ -105,6 +105,8 @@ def run(quick: bool) -> None:
     arguments = {'num_learners': NUM_LEARNERS, 'num_gradients': 200_000}
     arguments |= options
     arguments['num_gradients'] //= divisor
+    if name.endswith(MANY_SUFFIX):
+      arguments['num_learners'] //= divisor
     seconds = get_best_seconds(
       simulation.simulate, num_turns, protocol, **arguments
     )

@@ -23,7 +23,7 @@ import math
 import statistics
 import sys
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -133,45 +133,21 @@ def compare_ways(results: Results, way: str, base: str) -> dict[str, Ratio]:
   }
 
 
-# Text, limits of the worst case, function of the results, its arguments.
-GOALS: tuple[tuple[str, dict[str, float], Callable[..., Any], Any], ...] = (
-  (
-    'speed over PyTorch, LeNet-5, batch up to 256',
-    {'at_least': 2.0},
-    compare_sides,
-    ('lenet', 256),
+# Network -> least speed over PyTorch, up to which batch, and a title.
+SPEED_GOALS = {
+  'lenet': (2.0, 256, 'LeNet-5, batch up to 256'),
+  'a1': (1.2, 1024, "A1's CIFAR-10 network"),
+  'resnet20': (1.0, 1024, 'ResNet-20'),
+}
+# (way, base) -> the highest cost of the way over that of its base, and a title.
+COST_GOALS = {
+  ('256', '0'): (1.15, 'delay 256 over delay 0'),
+  (ASYNC, SCAN): (
+    1.1,
+    f'{NUM_ASYNC_LEARNERS} asynchronous learners over plain SGD',
   ),
-  (
-    "speed over PyTorch, A1's CIFAR-10 network",
-    {'at_least': 1.2},
-    compare_sides,
-    ('a1', 1024),
-  ),
-  (
-    'speed over PyTorch, ResNet-20',
-    {'at_least': 1.0},
-    compare_sides,
-    ('resnet20', 1024),
-  ),
-  (
-    'cost of delay 256 over delay 0',
-    {'at_most': 1.15},
-    compare_ways,
-    ('256', '0'),
-  ),
-  (
-    f'cost of {NUM_ASYNC_LEARNERS} asynchronous learners over plain SGD',
-    {'at_most': 1.1},
-    compare_ways,
-    (ASYNC, SCAN),
-  ),
-  (
-    'cost of a loop over separate jitted steps',
-    {'at_most': 1.0},
-    compare_ways,
-    (SCAN, STEPS),
-  ),
-)
+  (SCAN, STEPS): (1.0, 'a loop over separate jitted steps'),
+}
 
 
 def judge(results: Results, clock: str) -> list[str]:
@@ -185,22 +161,34 @@ def judge(results: Results, clock: str) -> list[str]:
     A line for each goal.
   """
   lines = []
-  for text, limits, compare, arguments in GOALS:
-    ((kind, limit),) = limits.items()
-    wish = f'{"<=" if kind == "at_most" else ">="} {limit:<4} {text}'
-    ratios = compare(results, *arguments)
-    if not ratios:
-      lines.append(f'not measured              {wish}')
-      continue
-    choose = max if kind == 'at_most' else min
-    worst = choose(ratios, key=lambda line: getattr(ratios[line], clock))
-    wall, cpu = ratios[worst]
-    is_met = measuring.is_met(getattr(ratios[worst], clock), **limits)
-    lines.append(
-      f'{measuring.say_met(is_met):6} wall {wall:5.2f} CPU {cpu:5.2f}  '
-      f'{wish} ({worst})'
+  for model, (limit, max_batch, title) in SPEED_GOALS.items():
+    ratios = compare_sides(results, model, max_batch)
+    worst = min(
+      ratios.items(), key=lambda item: getattr(item[1], clock), default=None
     )
+    wish = f'>= {limit:<4} speed over PyTorch, {title}'
+    lines.append(_judge_worst(worst, clock, wish, at_least=limit))
+  for (way, base), (limit, title) in COST_GOALS.items():
+    ratios = compare_ways(results, way, base)
+    worst = max(
+      ratios.items(), key=lambda item: getattr(item[1], clock), default=None
+    )
+    wish = f'<= {limit:<4} cost of {title}'
+    lines.append(_judge_worst(worst, clock, wish, at_most=limit))
   return lines
+
+
+def _judge_worst(
+  worst: tuple[str, Ratio] | None, clock: str, wish: str, **limit: float
+) -> str:
+  """A line about the worst case of a goal, if any was measured."""
+  if worst is None:
+    return f'not measured              {wish}'
+  name, ratio = worst
+  word = measuring.say_met(measuring.is_met(getattr(ratio, clock), **limit))
+  return (
+    f'{word:6} wall {ratio.wall:5.2f} CPU {ratio.cpu:5.2f}  {wish} ({name})'
+  )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The suites of `launch.benchmark`: a smoke of each, and their arithmetic."""
 
-import inspect
+import functools
 import json
 import os
 import re
@@ -28,7 +28,7 @@ from launch.benchmarks import training
 
 # Suite -> patterns, and in how many lines of its output each is found.
 SMOKES = {
-  'delay': {r' (step|scan) +\d+ +[\d.]+ ': 2 * 2 * 3},
+  'delay': {r' (step|scan) +\d+ +[\d.]+ ': 2 * 2},
   'faults': {r'^    1 .* \d+\.\d$': 1, '^1 of 1 runs ended well': 1},
   'gossip': {
     r'^2 in [12] +(pmap|shard_map) ': 3 * 4,
@@ -49,7 +49,7 @@ SMOKES = {
   'stragglers': {'^(pull|allreduce)(-disturbed)? +\\d': 4, '^Goal: ': 2},
   'training': {
     r'^1 +lenet +16 +(0|scan) ': 2,
-    '(met|missed|not measured) ': len(training.GOALS),
+    '^1 +(met|missed|not measured) ': 6,
   },
 }
 
@@ -87,17 +87,6 @@ def test_smoke(suite, tmp_path):
     assert 'Goal: all-reduce falls' in (tmp_path / 'report.html').read_text()
   else:
     assert done.returncode == 0, done.stderr
-
-
-def test_a_suite_must_be_named():
-  done = subprocess.run(
-    [sys.executable, '-m', 'launch.benchmark'],
-    cwd=processes.ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode != 0
-  assert '--suite' in done.stderr
 
 
 def test_programs_take_turns_after_the_warm_up():
@@ -166,10 +155,11 @@ def test_an_environment_needs_the_right_version(tmp_path, capsys):
   python.parent.mkdir(parents=True)
   python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
   python.chmod(0o755)
-  for version, found in ((np.__version__, str(python)), ('0.0.1', None)):
-    assert found == processes.find_python(
-      (f'numpy=={version}',), may_install=False, root=tmp_path
-    )
+  find = functools.partial(
+    processes.find_python, may_install=False, root=tmp_path
+  )
+  assert find((f'numpy=={np.__version__}',)) == str(python)
+  assert find(('numpy==0.0.1',)) is None
   assert capsys.readouterr().out.startswith('There is no numpy to compare with')
 
 
@@ -235,15 +225,12 @@ def test_a_learner_counts_torn_and_old_answers():
   assert report == {'num_answers': 9, 'num_errors': 2}
 
 
-def _make_reports(**speeds):
-  return {
-    name.replace('_', ' '): [{'updates_per_second': speed, 'num_errors': 0}]
+def test_server_goals_and_problems(capsys):
+  speeds = {'mpi': 100, 'our memory': 49, 'our flight': 5, 'torch': 5}
+  reports = {
+    name: [{'updates_per_second': speed, 'num_errors': 0}]
     for name, speed in speeds.items()
   }
-
-
-def test_server_goals_and_problems(capsys):
-  reports = _make_reports(mpi=100.0, our_memory=49.0, our_flight=5, torch=5)
   server.print_goals(60_000, reports)
   assert capsys.readouterr().out.splitlines() == [
     'Goal: our memory is 0.5 x mpi: missed, 0.49',
@@ -254,16 +241,17 @@ def test_server_goals_and_problems(capsys):
     'our threads did not run.',
     'mpi gave wrong weights, 2 times.',
   ]
-  good = {
+
+
+def test_crowd_problems():
+  report = {
     'least_applied': 5, 'most_applied': 10, 'memory_growth': 1.0,
     'num_refused': 0, 'num_errors': 0,
   }  # fmt: skip
-  assert not server.find_crowd_problems('memory', good)
-  for change in (
-    {'least_applied': 4}, {'memory_growth': 1.2}, {'num_refused': 1},
-    {'num_errors': 1},
-  ):  # fmt: skip
-    assert len(server.find_crowd_problems('memory', {**good, **change})) == 1
+  assert not server.find_crowd_problems('memory', report)
+  bad = {'least_applied': 4, 'memory_growth': 1.2, 'num_refused': 1}
+  for key, value in {**bad, 'num_errors': 1}.items():
+    assert len(server.find_crowd_problems('memory', report | {key: value})) == 1
 
 
 def test_short_runs_get_longer_and_failures_are_left_out(monkeypatch, capsys):
@@ -324,18 +312,15 @@ def test_training_goals(clock):
 
 
 def test_gossip_counts_the_worst_number_of_nodes_and_the_faster_bare_program():
-  results = {
-    ('digits', number): {
-      **dict.fromkeys(gossip_worker.STRATEGIES, [1.2]),
-      'bare steps': [1.5], 'bare loop': [1.0], 'pull': [pull],
-    }
-    for number, pull in ((8, 1.1), (32, 1.3), (128, 1.2))
-  }
-  results['digits', 128]['bare steps'] = [0.9]
-  pull, push, *_ = gossip.judge(results)
-  assert pull.endswith('Goal: at most 1.25 x: missed, 1.33 with 128 nodes')
-  results['digits', 128]['bare steps'] = [1.5]
+  results = {}
+  for number, pull in ((8, 1.1), (32, 1.3), (128, 1.2)):
+    found = {name: [1.2] for name in gossip_worker.STRATEGIES}
+    found |= {'bare steps': [1.5], 'bare loop': [1.0], 'pull': [pull]}
+    results['digits', number] = found
+  assert 'missed, 1.30 with 32 nodes' in gossip.judge(results)[0]
   assert 'met, 1.20' in gossip.judge(results)[1]
+  results['digits', 128]['bare steps'] = [0.9]
+  assert 'missed, 1.33 with 128 nodes' in gossip.judge(results)[0]
 
 
 def _judge_stragglers(**changes):
@@ -364,17 +349,13 @@ def test_stragglers_goals():
   assert _judge_stragglers(allreduce=[6.5] * 4) == ['met', 'missed']
 
 
-def test_the_simulator_suite_has_every_protocol_and_strategy():
-  names = {protocol.name for protocol, _ in simulator.ROWS.values()}
-  assert names >= {'asynchronous', 'softsync', 'hardsync', 'backup', 'ssp'}
-  assert names >= {'rennala', 'ringmaster', 'downpour', 'ramp_up'}
-  assert {type(each) for each in simulator.STRATEGIES.values()} == {
-    item
-    for name in strategies.__all__
-    if inspect.isclass(item := getattr(strategies, name))
-    and issubclass(item, strategies.Strategy)
-    and item not in (strategies.Strategy, strategies.Gossip)
-  }
+def test_every_strategy_is_measured():
+  names = {type(each) for each in simulator.STRATEGIES.values()}
+  assert names == {type(each) for each in gossip_worker.STRATEGIES.values()}
+  assert names == {
+    strategies.AllReduce, strategies.Elastic, strategies.Pairs,
+    strategies.Pull, strategies.Push, strategies.PushSum,
+  }  # fmt: skip
 
 
 # The suite `faults`; its kills are tested in tests/experiment/test_faults.py.
@@ -408,12 +389,11 @@ def test_recovery_is_from_the_kill_to_the_next_applied_push(tmp_path):
 
   save(1)
   victim = subprocess.Popen(['sleep', '600'])
-  with faults.RecoveryTimer(os.fspath(tmp_path)) as timer:
-    save(2)  # Before the kill.
+  with faults.time_recovery(os.fspath(tmp_path)) as seconds:
     os.kill(victim.pid, signal.SIGKILL)
-    num_applied = 2
-    while timer.seconds is None and timer.is_alive():
+    num_applied = 1
+    while not seconds:
       num_applied += 1
       save(num_applied)
   assert victim.wait() == -signal.SIGKILL
-  assert timer.seconds > 0
+  assert seconds[0] > 0
