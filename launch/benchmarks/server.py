@@ -131,12 +131,18 @@ class Case:
   """
 
   def __init__(
-    self, name: str, python: str, num_parameters: int, num_learners: int
+    self,
+    name: str,
+    python: str,
+    num_parameters: int,
+    num_learners: int,
+    min_seconds: float,
   ) -> None:
     self._name = name
     self._python = python
     self._num_parameters = num_parameters
     self._num_learners = num_learners
+    self._min_seconds = min_seconds
     self._num_rounds = SIZES[num_parameters]
     self._has_failed = False
 
@@ -145,9 +151,9 @@ class Case:
     if self._has_failed:
       return None
     try:
-      while (report := self._run())['seconds'] < _MIN_SECONDS:
+      while (report := self._run())['seconds'] < self._min_seconds:
         # A bit more than needed, or noise would make it run twice each time.
-        factor = 1.5 * _MIN_SECONDS / report['seconds']
+        factor = 1.5 * self._min_seconds / report['seconds']
         self._num_rounds = math.ceil(factor * self._num_rounds)
     except processes.WorkerError as error:
       print(f'{self._name} is left out: {error}', flush=True)
@@ -330,7 +336,13 @@ def run(quick: bool) -> None:
     sizes, (2,) if quick else (2, 4)
   ):
     cases = {
-      name: Case(name, python, num_parameters, num_learners)
+      name: Case(
+        name,
+        python,
+        num_parameters,
+        num_learners,
+        0.0 if quick else _MIN_SECONDS,
+      )
       for name, python in pythons.items()
     }
     rounds = measuring.run_in_turns(cases, 1 if quick else _NUM_ROUNDS)

@@ -1,6 +1,5 @@
 """The suites of `launch.benchmark`: a smoke of each, and their arithmetic."""
 
-import functools
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import types
 import numpy as np
 import pytest
 
-from jasgd import gossip as strategies
 from jasgd import protocols
 from jasgd import traces
 from launch.benchmarks import faults
@@ -26,10 +24,10 @@ from launch.benchmarks import simulator
 from launch.benchmarks import stragglers
 from launch.benchmarks import training
 
-# Suite -> patterns, and in how many lines of its output each is found.
+# Suite -> patterns, and in how many lines of its output each is found. The real
+# run of `faults` is the quick case of tests/experiment/test_faults.py.
 SMOKES = {
   'delay': {r' (step|scan) +\d+ +[\d.]+ ': 2 * 2},
-  'faults': {r'^    1 .* \d+\.\d$': 1, '^1 of 1 runs ended well': 1},
   'gossip': {
     r'^2 in [12] +(pmap|shard_map) ': 3 * 4,
     '^2 in [12] +- .* copy ': 2,
@@ -112,25 +110,9 @@ def test_ratios_are_medians_of_rounds_and_goals_are_as_precise_as_printed():
 
 # Workers.
 
-_ECHO = (
-  'import sys\n'
-  'from launch.benchmarks import processes\n'
-  'answers = processes.Answers()\n'
-  'for line in sys.stdin:\n'
-  '  print("for nobody")\n'
-  '  answers.send({"line": line.strip()})\n'
-)
-
 
 def _start(program):
   return processes.start_workers([[sys.executable, '-c', program]], {})
-
-
-def test_workers_answer_and_end():
-  with _start(_ECHO) as workers:
-    assert processes.ask_all(workers, 'a', 60) == [{'line': 'a'}]
-    assert processes.ask_all(workers, 'b', 60) == [{'line': 'b'}]
-  assert workers[0]._process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -148,19 +130,6 @@ def test_workers_that_fail_are_named_and_ended(program, timeout, problem, read):
   ):
     getattr(workers[0], read)(timeout)
   assert workers[0]._process.returncode is not None
-
-
-def test_an_environment_needs_the_right_version(tmp_path, capsys):
-  python = tmp_path / '.venv-numpy' / 'bin' / 'python'
-  python.parent.mkdir(parents=True)
-  python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-  python.chmod(0o755)
-  find = functools.partial(
-    processes.find_python, may_install=False, root=tmp_path
-  )
-  assert find((f'numpy=={np.__version__}',)) == str(python)
-  assert find(('numpy==0.0.1',)) is None
-  assert capsys.readouterr().out.startswith('There is no numpy to compare with')
 
 
 def test_peers_import_neither_jax_nor_each_other():
@@ -265,7 +234,7 @@ def test_short_runs_get_longer_and_failures_are_left_out(monkeypatch, capsys):
     return {'seconds': budgets[-1] / 2000}
 
   monkeypatch.setattr(server, 'run_work', run_work)
-  case = server.Case('unix', sys.executable, 60_000, 2)
+  case = server.Case('unix', sys.executable, 60_000, 2, 0.5)
   assert case() == case() == {'seconds': 0.75}
   assert budgets == [400, 1500, 1500]
   assert case() is None is case()
@@ -303,11 +272,9 @@ def test_training_goals(clock):
   slow = _make_training_results()
   case = training.Case('lenet', 16, '0')
   slow[training.TORCH, case] = training.Result(5200, 192, 0, 0, 1)
-  slow[training.TORCH, case._replace(batch=1024)] = slow[training.OURS, case]
-  slow[training.OURS, case._replace(batch=1024)] = slow[training.OURS, case]
   line = training.judge(slow, clock)[0]
   assert line.startswith('missed wall  1.92 CPU  1.92  >= 2.0')
-  assert line.endswith('(lenet 16 0)')  # A batch of 1024 has no goal.
+  assert line.endswith('(lenet 16 0)')
   assert 'not measured' in training.judge({}, clock)[0]
 
 
@@ -347,15 +314,6 @@ def test_stragglers_goals():
   assert _judge_stragglers(allreduce_disturbed=free) == ['met', 'missed']
   # Where all are slow anyway, nothing falls.
   assert _judge_stragglers(allreduce=[6.5] * 4) == ['met', 'missed']
-
-
-def test_every_strategy_is_measured():
-  names = {type(each) for each in simulator.STRATEGIES.values()}
-  assert names == {type(each) for each in gossip_worker.STRATEGIES.values()}
-  assert names == {
-    strategies.AllReduce, strategies.Elastic, strategies.Pairs,
-    strategies.Pull, strategies.Push, strategies.PushSum,
-  }  # fmt: skip
 
 
 # The suite `faults`; its kills are tested in tests/experiment/test_faults.py.
