@@ -186,7 +186,8 @@ def serve(
       settings,
       folder,
       runtime.Place(wires=(wire,)),
-      stopped=meter.stopped,
+      # With an event, a server waits at its end for the event.
+      stopped=meter.stopped if work.seconds else None,
       on_step=meter.look,
     )
   return meter.make_report(server)
