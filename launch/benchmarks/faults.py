@@ -1,14 +1,20 @@
-"""Kills processes of real runs at random, and sees that nothing is lost.
+"""Kills processes of real runs at random, and checks that nothing is lost.
 
 Each round trains with a server and learners as processes, kills one of them at
-a random point, lets the run come back and end, and replays it: the weights must
-be the same, bit for bit, and every gradient counted once.
+a random point, lets the run recover and end, and replays it: the weights must
+be the same, bit for bit, and every gradient counted once. `recovery` is the
+seconds from the kill to the next applied push.
 """
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import io
 import os
 import random
+import signal
+import statistics
 import tempfile
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -36,22 +42,23 @@ TASKS: dict[str, dict[str, Any]] = {
 VICTIMS = ('server', 'learner')
 NUM_LEARNERS = 3
 NUM_UPDATES = 100
+_INTERVAL = 0.002  # Seconds between looks at processes and trace.
 
 
 class Fault(NamedTuple):
-  """Who is killed when, and in which run."""
+  """Which process is killed when, and in which run."""
 
   protocol: str
   optimizer: str
   wire: str
   point: str  # One of `runtime.CRASH_POINTS`.
-  count: int  # The how manieth time that it is reached.
+  count: int  # Kill when the point is reached for this time.
   victim: str  # One of `VICTIMS`.
   task: str = 'logistic'
 
   @property
   def variable(self) -> str:
-    """As the environment's variable says it."""
+    """The text of `runtime.CRASH_VARIABLE`."""
     suffix = ':learner' if self.victim == 'learner' else ''
     return f'{self.point}:{self.count}{suffix}'
 
@@ -61,24 +68,85 @@ class Outcome(NamedTuple):
 
   num_restarts: int
   num_left: int  # Learners that left before the end.
-  num_void: int  # Gradients that were lost with the server.
+  num_void: int  # Gradients that were lost with the server's memory.
   num_twice: int  # Gradients that were applied more than once.
   clock: int
   is_same: bool  # Whether replay has the same bits.
+  # Seconds from the kill to the next applied push; None if not seen.
+  recovery: float | None
 
   @property
   def has_happened(self) -> bool:
-    """Whether anybody died: a random point may never be reached."""
+    """Whether a process died: a random point may never be reached."""
     return bool(self.num_restarts or self.num_left)
 
   @property
   def is_good(self) -> bool:
-    """Whether the run ended as if nothing had been."""
+    """Whether the run ended as one without a fault."""
     return self.is_same and not self.num_twice and self.clock == NUM_UPDATES
 
 
+@contextlib.contextmanager
+def time_recovery(workdir: str) -> Iterator[list[float]]:
+  """Measures the seconds from a kill to the next applied push, meanwhile.
+
+  The times in a trace do not count the seconds that the server was down, hence
+  a clock of our own: a thread that looks for a killed child process, and then
+  for a new applied gradient in the trace.
+
+  Args:
+    workdir: The folder of the run.
+
+  Yields:
+    A list that gets the seconds, once they are known.
+  """
+  seconds: list[float] = []
+  stopped = threading.Event()
+
+  def wait_until(condition: Callable[[], bool]) -> bool:
+    while not stopped.wait(_INTERVAL):
+      if condition():
+        return True
+    return False
+
+  def watch() -> None:
+    if wait_until(_has_killed_child):
+      killed_at, num_before = time.monotonic(), _count_applied(workdir)
+      if wait_until(lambda: _count_applied(workdir) > num_before):
+        seconds.append(time.monotonic() - killed_at)
+
+  thread = threading.Thread(target=watch)
+  thread.start()
+  try:
+    yield seconds
+  finally:
+    stopped.set()
+    thread.join()
+
+
+def _count_applied(workdir: str) -> int:
+  """Applied gradients that were ever written, void ones included."""
+  try:
+    trace = traces.Trace.load(f'{workdir}/trace', allow_truncated=True)
+  except traces.TraceError:
+    return 0  # The server has not begun.
+  is_gradient = trace.records['kind'] == traces.Kind.GRADIENT
+  is_applied = trace.records['fate'] == protocols.Fate.APPLIED
+  return int(np.count_nonzero(is_gradient & is_applied))
+
+
+def _has_killed_child() -> bool:
+  """Whether a child was killed and its parent, this process, has not waited."""
+  try:
+    # WNOWAIT leaves the child for the supervisor, which waits for it.
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+  except ChildProcessError:
+    return False
+  return found is not None and found.si_status == signal.SIGKILL
+
+
 def make_config(fault: Fault) -> experiment.TrainingConfig:
-  """A short run, with a checkpoint as often as can be."""
+  """A short run with frequent checkpoints."""
   optimizer = experiment.OptimizerConfig(
     **OPTIMIZERS[fault.optimizer], policy='inverse'
   )
@@ -91,7 +159,7 @@ def make_config(fault: Fault) -> experiment.TrainingConfig:
     runtime=experiment.RuntimeConfig(
       mode='local', wire=fault.wire, checkpoint_seconds=0.05, eval_every=1000
     ),
-    # As many as here, so that it can be replayed here.
+    # As many threads as here: replay here must round in the same way.
     processes=experiment.ProcessConfig(
       num_threads=int(os.environ.get('NPROC') or os.cpu_count() or 1),
       min_seconds=(0.03,),
@@ -106,18 +174,19 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
   """Trains with a fault, and replays.
 
   Args:
-    fault: What happens.
+    fault: The fault.
     workdir: An empty folder.
 
   Returns:
-    How it ended.
+    The outcome.
   """
   config = make_config(fault)
   os.environ[runtime.CRASH_VARIABLE] = fault.variable
   try:
-    experiment.run_server(
-      config, workdir, num_learners=NUM_LEARNERS, stream=io.StringIO()
-    )
+    with time_recovery(workdir) as seconds:
+      experiment.run_server(
+        config, workdir, num_learners=NUM_LEARNERS, stream=io.StringIO()
+      )
   finally:
     del os.environ[runtime.CRASH_VARIABLE]
   found = experiment.verify(workdir, stream=io.StringIO())
@@ -136,11 +205,12 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
     num_twice=applied.shape[1] - len(np.unique(applied, axis=1).T),
     clock=found.clock,
     is_same=found.is_same,
+    recovery=seconds[0] if seconds else None,
   )
 
 
 def draw_fault(rng: random.Random) -> Fault:
-  """Anything, anywhere."""
+  """Draws a kill of any process, at any point, in any run."""
   point = rng.choice(runtime.CRASH_POINTS)
   is_rare = point.startswith('checkpoint')
   return Fault(
@@ -154,15 +224,38 @@ def draw_fault(rng: random.Random) -> Fault:
   )
 
 
-def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
-  """Draws faults, and prints how each run ended."""
+def describe_recovery(seconds: Mapping[str, Sequence[float]]) -> list[str]:
+  """Lines with the median and the maximum for each victim.
+
+  Args:
+    seconds: Victim -> seconds from its kill to the next applied push.
+
+  Returns:
+    A line for each victim that was killed.
+  """
+  return [
+    f'{victim} killed: {statistics.median(values):.2f} s to the next applied '
+    f'push in the median of {len(values)}, at most {max(values):.2f} s.'
+    for victim, values in seconds.items()
+    if values
+  ]
+
+
+def run(quick: bool, rounds: int, seed: int) -> None:
+  """Draws faults, and prints how each run ended.
+
+  Raises:
+    SystemExit: if a run lost something, or counted it twice.
+  """
+  print(__doc__)
   rng = random.Random(seed)
-  rounds = 2 if quick else rounds
+  rounds = 1 if quick else rounds
+  recoveries: dict[str, list[float]] = {victim: [] for victim in VICTIMS}
   num_good = num_happened = 0
   print(
     f'{"":5} {"task":9} {"protocol":13} {"optimizer":10} {"wire":7} '
-    f'{"killed":8} '
-    f'{"at":24} {"restarts":>8} {"left":>5} {"void":>5} {"seconds":>8}'
+    f'{"killed":8} {"at":24} {"restarts":>8} {"left":>5} {"void":>5} '
+    f'{"recovery":>8} {"seconds":>8}'
   )
   for number in range(1, rounds + 1):
     fault = draw_fault(rng)
@@ -171,18 +264,22 @@ def run(quick: bool = False, rounds: int = 20, seed: int = 0) -> None:
       outcome = run_fault(fault, folder)
     num_good += outcome.is_good
     num_happened += outcome.has_happened
-    where = f'{fault.point}:{fault.count}'
+    recovery = '-'
+    if outcome.recovery is not None:
+      recoveries[fault.victim].append(outcome.recovery)
+      recovery = f'{outcome.recovery:.2f}'
     print(
       f'{number:5} {fault.task:9} {fault.protocol:13} {fault.optimizer:10} '
-      f'{fault.wire:7} {fault.victim:8} {where:24} {outcome.num_restarts:8} '
-      f'{outcome.num_left:5} {outcome.num_void:5} '
-      f'{time.monotonic() - begin:8.1f}'
+      f'{fault.wire:7} {fault.victim:8} {f"{fault.point}:{fault.count}":24} '
+      f'{outcome.num_restarts:8} {outcome.num_left:5} {outcome.num_void:5} '
+      f'{recovery:>8} {time.monotonic() - begin:8.1f}'
       f'{"" if outcome.is_good else f"  BAD: {outcome}"}',
       flush=True,
     )
   print(
     f'{num_good} of {rounds} runs ended well and replay to the same bits; in '
-    f'{num_happened} of them somebody was killed.'
+    f'{num_happened} of them a process was killed.'
   )
+  print('\n'.join(describe_recovery(recoveries)))
   if num_good < rounds:
     raise SystemExit(1)

@@ -3,9 +3,9 @@
 Mixes: every device holds so many megabytes. `x copy` is against a copy in
 memory of what all devices of a process hold, in all processes at once. Devices
 are those of one process, under pmap and shard_map, or of several processes,
-under shard_map over jax.distributed (gloo). `pull` is what a real node waits
-for that pulls from a random other one over a wire, until its weights are mixed;
-there `x all-reduce` is against that of as many processes above.
+under shard_map over jax.distributed (gloo). `pull` is the time that a real node
+waits which pulls from a random other one over a wire, until its weights are
+mixed; its `x all-reduce` is against that of as many processes above.
 
 Nodes: all nodes in virtual time on one device (batch 16; `mnist` is LeNet-5 on
 28 x 28 random pixels, `digits` a small LeNet whose steps are short), from the
@@ -15,232 +15,277 @@ an optax update, donated, without our engine (`bare loop`: compiled as one loop;
 with one node. One thread, CPU time. The goal is at most 1.25 x what is faster
 of the two bare ones.
 
-All of it in turns; numbers are medians of rounds.
+All of it in turns; a ratio is the median of the ratios of rounds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import functools
 import itertools
 import json
 import statistics
 import sys
 import tempfile
-import time
 from typing import Any
 
 from jasgd import runtime
-from launch.benchmarks import gossip_nodes
-from launch.benchmarks import gossip_tables as tables
-from launch.benchmarks import gossip_wire
-from launch.benchmarks import gossip_worker
-from launch.benchmarks import training
-from launch.benchmarks import workers
+from launch.benchmarks import gossip_worker as worker
+from launch.benchmarks import measuring
+from launch.benchmarks import processes
 
+GOAL = 1.25
 WIRES = ('memory', 'flight')
-_TIMEOUT = 600.0  # Seconds, for one size, or one turn.
-_LARGE = 64 << 20  # Bytes: it takes long, and is less noisy.
+_TIMEOUT = 600.0  # Seconds of one size, or one turn.
+_LARGE = 64 << 20  # Bytes of which fewer rounds are needed.
 
-# (number of processes, bytes) -> seconds of its all-reduces.
-AllReduces = dict[tuple[int, int], list[float]]
+# Of the rounds, or mixes, of one program.
+Seconds = Sequence[float]
+
+
+@contextlib.contextmanager
+def start(
+  role: str, jobs: Sequence[Mapping[str, Any]], variables: Mapping[str, str]
+) -> Iterator[list[processes.Worker]]:
+  """Starts a worker for each job, in the environment of our processes."""
+  module = [sys.executable, '-m', 'launch.benchmarks.gossip_worker', role]
+  variables = {**runtime.CHILD_VARIABLES, 'JAX_PLATFORMS': 'cpu', **variables}
+  commands = [[*module, json.dumps(job)] for job in jobs]
+  with processes.start_workers(commands, variables) as workers:
+    yield workers
+
+
+def print_mix(
+  where: str,
+  runner: str,
+  size: int,
+  rule: str,
+  seconds: Seconds,
+  *ratios: float | None,
+) -> None:
+  """Prints a line of the table of mixes.
+
+  Args:
+    where: The number of devices or nodes, and of processes.
+    runner: 'pmap', 'shard_map', or the wire.
+    size: Bytes of a device or node.
+    rule: Name of the mix.
+    seconds: Those of the rounds.
+    *ratios: To an all-reduce, to a copy, and of pmap to shard_map; None if
+      there is none.
+  """
+  cells = ['-' if ratio is None else f'{ratio:.2f}' for ratio in ratios]
+  print(
+    f'{where:12} {runner or "-":10} {size / 2**20:6.4g} {rule:12} '
+    f'{1e3 * statistics.median(seconds):9.3f} '
+    f'{cells[0]:>12} {cells[1]:>8} {cells[2]:>17}',
+    flush=True,
+  )
+
+
+def run_devices(
+  num_devices: int, num_processes: int, sizes: Sequence[int], num_rounds: int
+) -> dict[int, Seconds]:
+  """Times and prints mixes of devices.
+
+  Args:
+    num_devices: Devices of all processes.
+    num_processes: Number of processes.
+    sizes: Bytes of a device.
+    num_rounds: Rounds of each rule; of large sizes, half of it.
+
+  Returns:
+    Size -> seconds of the all-reduces under shard_map.
+  """
+  count = num_devices // num_processes
+  num_threads = processes.count_cores() if num_processes == 1 else 1
+  jobs = [
+    {
+      'num_devices': num_devices,
+      'num_processes': num_processes,
+      'process': process,
+      'coordinator': f'127.0.0.1:{runtime.find_free_port()}',
+    }
+    for process in range(num_processes)
+  ]
+  for job in jobs:
+    job['coordinator'] = jobs[0]['coordinator']
+  variables = {
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}',
+    'NPROC': str(num_threads),
+  }
+  all_reduces = {}
+  with start('devices', jobs, variables) as workers:
+    for size in sizes:
+      rounds = num_rounds if size < _LARGE else max(1, num_rounds // 2)
+      question = json.dumps([size, rounds])
+      rows = processes.ask_all(workers, question, _TIMEOUT)[0]['rows']
+      found = {(runner, rule): seconds for runner, rule, seconds in rows}
+      print_mixes(f'{num_devices} in {num_processes}', size, found)
+      all_reduces[size] = found['shard_map', worker.ALL_REDUCE]
+  return all_reduces
+
+
+def print_mixes(
+  where: str, size: int, found: Mapping[tuple[str, str], Seconds]
+) -> None:
+  """Prints the lines of one size: each (runner, rule), and the copy."""
+  copy = found['', worker.COPY]
+  for (runner, rule), seconds in found.items():
+    if rule != worker.COPY:
+      is_pmap = runner == 'pmap'
+      print_mix(
+        where,
+        runner,
+        size,
+        rule,
+        seconds,
+        measuring.get_ratio(seconds, found[runner, worker.ALL_REDUCE]),
+        measuring.get_ratio(seconds, copy),
+        measuring.get_ratio(seconds, found['shard_map', rule])
+        if is_pmap
+        else None,
+      )
+  print_mix(where, '', size, worker.COPY, copy, None, None, None)
+
+
+def run_wire(
+  num_nodes: int, num_steps: int, all_reduces: Mapping[int, Seconds]
+) -> None:
+  """Times and prints pulls of real nodes.
+
+  Args:
+    num_nodes: Number of nodes, each a process.
+    num_steps: Steps of each node, with a pull each; of large sizes, fewer.
+    all_reduces: Bytes of a node's weights -> seconds of all-reduces of as many
+      processes, to compare with.
+  """
+  with tempfile.TemporaryDirectory(prefix='gossip-') as folder:
+    jobs = [
+      {'node': node, 'num_nodes': num_nodes, 'folder': folder}
+      for node in range(num_nodes)
+    ]
+    with start('nodes', jobs, {'NPROC': '1'}) as workers:
+      for (size, base), wire in itertools.product(all_reduces.items(), WIRES):
+        steps = num_steps if size < _LARGE else max(4, num_steps // 3)
+        question = json.dumps([wire, size, steps])
+        answers = processes.ask_all(workers, question, _TIMEOUT)
+        copies = [each for one in answers for each in one['copy_seconds']]
+        seconds = worker.read_pull_seconds(folder, wire, size)
+        median = statistics.median(seconds)
+        print_mix(
+          f'{num_nodes} nodes',
+          wire,
+          size,
+          'pull',
+          seconds,
+          median / statistics.median(base),
+          median / statistics.median(copies),
+          None,
+        )
+
+
+def run_simulations(
+  steps: Mapping[str, int], numbers: Sequence[int], num_rounds: int
+) -> dict[tuple[str, int], dict[str, list[float]]]:
+  """Times and prints simulated nodes and plain steps.
+
+  Args:
+    steps: Task -> steps of all nodes together.
+    numbers: Numbers of nodes.
+    num_rounds: Rounds, besides the one that compiles.
+
+  Returns:
+    (task, number of nodes) -> program -> seconds of its rounds.
+  """
+  print(
+    f'\n{"task":8} {"nodes":>5} {"strategy":11} {"us / step":>10} '
+    f'{"x bare loop":>12} {"x bare steps":>13} {"x one node":>11}'
+  )
+  results = {}
+
+  def ask(workers: list[processes.Worker], *case: Any) -> float:
+    question = json.dumps(case)
+    return processes.ask_all(workers, question, _TIMEOUT)[0]['seconds']
+
+  with start('simulations', [{}], processes.limit_threads(1)) as workers:
+    for (task, num_steps), num_nodes in itertools.product(
+      steps.items(), numbers
+    ):
+      programs = {
+        program: functools.partial(
+          ask, workers, task, num_nodes, num_steps, program
+        )
+        for program in (*worker.PLAIN, *worker.STRATEGIES)
+      }
+      found = measuring.run_in_turns(programs, num_rounds, num_warm_up=1)
+      results[task, num_nodes] = found
+      for program, seconds in found.items():
+        loop, steps_, one = (
+          measuring.get_ratio(seconds, found[base])
+          for base in (worker.BARE_LOOP, worker.BARE_STEPS, worker.ONE_NODE)
+        )
+        print(
+          f'{task:8} {num_nodes:5} {program:11} '
+          f'{1e6 * statistics.median(seconds) / num_steps:10.1f} '
+          f'{loop:12.2f} {steps_:13.2f} {one:11.2f}',
+          flush=True,
+        )
+  return results
+
+
+def judge(
+  results: Mapping[tuple[str, int], Mapping[str, Seconds]],
+) -> list[str]:
+  """Says for every task and strategy whether the goal is met.
+
+  The worst number of nodes counts, against the faster bare program.
+
+  Args:
+    results: (task, number of nodes) -> program -> seconds of its rounds.
+
+  Returns:
+    A line for each.
+  """
+  lines = []
+  tasks = dict.fromkeys(task for task, _ in results)
+  for task, strategy in itertools.product(tasks, worker.STRATEGIES):
+    ratios = {
+      num_nodes: max(
+        measuring.get_ratio(found[strategy], found[bare])
+        for bare in (worker.BARE_LOOP, worker.BARE_STEPS)
+      )
+      for (other, num_nodes), found in results.items()
+      if other == task
+    }
+    worst = max(ratios, key=lambda num_nodes: ratios[num_nodes])
+    is_met = measuring.is_met(ratios[worst], at_most=GOAL)
+    lines.append(
+      f'{task:8} {strategy:11} Goal: at most {GOAL} x: '
+      f'{measuring.say_met(is_met)}, {ratios[worst]:.2f} with {worst} nodes'
+    )
+  return lines
 
 
 def run(quick: bool) -> None:
   """Prints tables, and a line for each strategy's goal."""
   print(__doc__)
-  begin = time.monotonic()
+  print(
+    f'{"where":12} {"runner":10} {"MB":>6} {"rule":12} {"ms":>9} '
+    f'{"x all-reduce":>12} {"x copy":>8} {"pmap / shard_map":>17}',
+    flush=True,
+  )
   sizes = [size << 20 for size in ((1,) if quick else (1, 10, 100))]
-  reduced: AllReduces = {}
-  print(tables.MIX_HEADER, flush=True)
+  num_rounds = 3 if quick else 7
   for num_devices in (2,) if quick else (2, 4, 8):
-    run_devices(num_devices, 1, sizes, 3 if quick else 7)
-  for num_processes in (2,) if quick else (2, 3, 4):
-    num_rounds = 3 if quick else 7
-    reduced |= run_devices(num_processes, num_processes, sizes, num_rounds)
-    run_wire(num_processes, sizes, 10 if quick else 30, reduced)
-  _say(f'Mixes took {time.monotonic() - begin:.0f} s.')
-  results = run_nodes(
-    {'digits': 128} if quick else {'mnist': 1024, 'digits': 2048},
+    run_devices(num_devices, 1, sizes, num_rounds)
+  for number in (2,) if quick else (2, 3, 4):
+    all_reduces = run_devices(number, number, sizes, num_rounds)
+    run_wire(number, 10 if quick else 30, all_reduces)
+  results = run_simulations(
+    {'logistic': 64} if quick else {'mnist': 1024, 'digits': 2048},
     (8,) if quick else (8, 32, 128),
     1 if quick else 5,
   )
-  print('\n'.join(['', *tables.judge(results)]), flush=True)
+  print('\n'.join(['', *judge(results)]), flush=True)
   if quick:
     print('That was too short to judge by.', flush=True)
-  _say(f'All took {time.monotonic() - begin:.0f} s.')
-
-
-def run_devices(
-  num_devices: int, num_processes: int, sizes: Sequence[int], num_rounds: int
-) -> AllReduces:
-  """Times mixes of so many devices, and prints lines as they are done.
-
-  Args:
-    num_devices: Of all processes.
-    num_processes: That share them.
-    sizes: Bytes that a device holds.
-    num_rounds: Turns of each rule; of large sizes, half of it.
-
-  Returns:
-    The all-reduces under shard_map.
-
-  Raises:
-    WorkerError: if a process failed, or took too long.
-  """
-  where = f'{num_devices} in {num_processes}'
-  cases = [
-    (size, num_rounds if size < _LARGE else max(1, num_rounds // 2))
-    for size in sizes
-  ]
-  reduced: AllReduces = {}
-  with _start_devices(num_devices, num_processes, cases) as staff:
-    for size in sizes:
-      _say(f'... devices: {where} process(es), {size / 2**20:.4g} MB')
-      # The others do the same, and wait for it.
-      rows = staff[0].ask('next', _TIMEOUT)['rows']
-      print('\n'.join(tables.format_mixes(where, rows)), flush=True)
-      found = {(row['runner'], row['rule']): row['seconds'] for row in rows}
-      reduced[num_processes, size] = found[
-        'shard_map', gossip_worker.ALL_REDUCE
-      ]
-  return reduced
-
-
-@contextlib.contextmanager
-def _start_devices(
-  num_devices: int, num_processes: int, cases: list[tuple[int, int]]
-) -> Iterator[list[workers.Worker]]:
-  """The processes of `gossip_worker`, ended whatever happens."""
-  is_single = num_processes == 1
-  count = num_devices // num_processes
-  job: dict[str, Any] = {
-    'num_devices': num_devices,
-    'cases': cases,
-    'runners': ['pmap', 'shard_map'] if is_single else ['shard_map'],
-  }
-  if not is_single:
-    job['coordinator'] = f'127.0.0.1:{runtime.find_free_port()}'
-    job['num_processes'] = num_processes
-  variables = {
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}',
-    'NPROC': str(training.count_cores() if is_single else 1),
-  }
-  jobs = [job | {'process': process} for process in range(num_processes)]
-  with _start('launch.benchmarks.gossip_worker', jobs, variables) as staff:
-    yield staff
-
-
-def run_wire(
-  num_processes: int,
-  sizes: Sequence[int],
-  num_steps: int,
-  reduced: Mapping[tuple[int, int], Sequence[float]],
-) -> None:
-  """Times pulls of real nodes, and prints lines as they are done.
-
-  Args:
-    num_processes: How many nodes.
-    sizes: Bytes of a node's weights.
-    num_steps: Of each node, with a pull after each; of large sizes, fewer.
-    reduced: All-reduces of as many processes, to compare with.
-
-  Raises:
-    WorkerError: if a process failed, or took too long.
-  """
-  cases = [
-    (wire, size, num_steps if size < _LARGE else max(4, num_steps // 3))
-    for size in sizes
-    for wire in WIRES
-  ]
-  with tempfile.TemporaryDirectory(prefix='gossip-') as folder:
-    jobs = [
-      {
-        'node': node,
-        'num_nodes': num_processes,
-        'folder': folder,
-        'cases': cases,
-      }
-      for node in range(num_processes)
-    ]
-    module = 'launch.benchmarks.gossip_wire'
-    with _start(module, jobs, {'NPROC': '1'}) as staff:
-      for wire, size, _ in cases:
-        _say(f'... wire: {num_processes} nodes, {wire}, {size / 2**20:.4g} MB')
-        answers = [node.ask('next', _TIMEOUT) for node in staff]
-        copies = [each for one in answers for each in one['copy_seconds']]
-        seconds = gossip_wire.read_seconds(
-          gossip_wire.find_run(folder, wire, size)
-        )
-        middle = statistics.median(seconds)
-        base = reduced.get((num_processes, size))
-        line = tables.format_mix(
-          f'{num_processes} nodes',
-          wire,
-          size,
-          'pull',
-          seconds,
-          None if base is None else middle / statistics.median(base),
-          middle / statistics.median(copies),
-          None,
-        )
-        print(line, flush=True)
-
-
-def run_nodes(
-  steps: Mapping[str, int], numbers: Sequence[int], num_rounds: int
-) -> dict[tuple[str, int], dict[str, list[float]]]:
-  """Times simulated nodes and plain steps, and prints lines as they are done.
-
-  Args:
-    steps: Task of `gossip_nodes` -> steps of all nodes together.
-    numbers: How many nodes.
-    num_rounds: Turns of each program, besides the one that compiles.
-
-  Returns:
-    (task, number of nodes) -> program -> seconds of its rounds.
-
-  Raises:
-    WorkerError: if the worker failed, or took too long.
-  """
-  programs = (*gossip_nodes.PLAIN, *gossip_nodes.STRATEGIES)
-  results: dict[tuple[str, int], dict[str, list[float]]] = {}
-  print(f'\n{tables.NODES_HEADER}', flush=True)
-  variables = training.make_environment(num_threads=1)
-  with _start('launch.benchmarks.gossip_nodes', [{}], variables) as (worker,):
-    for (name, num_steps), number in itertools.product(steps.items(), numbers):
-      measured: dict[str, list[float]] = {program: [] for program in programs}
-      for turn in range(1 + num_rounds):
-        what = f'round {turn} of {num_rounds}' if turn else 'compiling'
-        _say(f'... simulated: {name}, {number} nodes, {what}')
-        for program in programs:
-          line = f'{name} {number} {num_steps} {program}'
-          seconds = worker.ask(line, _TIMEOUT)['seconds']
-          if turn:
-            measured[program].append(seconds)
-      results[name, number] = measured
-      lines = tables.format_nodes(name, number, num_steps, measured)
-      print('\n'.join(lines), flush=True)
-  return results
-
-
-@contextlib.contextmanager
-def _start(
-  module: str, jobs: Sequence[dict[str, Any]], variables: Mapping[str, str]
-) -> Iterator[list[workers.Worker]]:
-  """A worker for each job, in the environment that our processes have."""
-  environment = {**runtime.CHILD_VARIABLES, 'JAX_PLATFORMS': 'cpu', **variables}
-  with contextlib.ExitStack() as stack:
-    yield [
-      stack.enter_context(
-        workers.Worker(
-          f'{module} {number}',
-          [sys.executable, '-m', module, json.dumps(job)],
-          environment,
-        )
-      )
-      for number, job in enumerate(jobs)
-    ]
-
-
-def _say(text: str) -> None:
-  """A line of progress, which is no part of the tables."""
-  print(text, file=sys.stderr, flush=True)

@@ -1,41 +1,75 @@
-"""One process of the suite `gossip`: mixes, all-reduces and copies, timed.
+"""A process of the suite `gossip`.
 
-  python -m launch.benchmarks.gossip_worker JOB
+  python -m launch.benchmarks.gossip_worker ROLE JOB
 
-JOB is JSON: `num_devices`, `runners`, `cases` ([bytes of a node, number of
-rounds] each) and `process`; with several processes also `coordinator` and
-`num_processes`. The parent sets the variables that make the devices. For each
-line on its stdin the first process does the next case, with all others, and
-answers with JSON: `rows`, each with `runner`, `rule`, `size` and the `seconds`
-of each round.
+The suite starts it, with variables that set the devices and threads of XLA. JOB
+is JSON, the arguments of the role's function: `join_devices`, `join_nodes` or
+`make_simulations`. Each line of stdin is JSON, the arguments of the function
+that this returns; the answer is its result.
 """
 
 from collections.abc import Callable
+import functools
 import json
+import math
 import sys
 import time
 from typing import Any
 
 import jax
+from jax import lax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
+from jasgd import engine
 from jasgd import gossip
 from jasgd import runtime
-from launch.benchmarks import gossip_answers
+from jasgd import simulation
+from jasgd import tasks
+from jasgd import traces
+from jasgd import workdir as workdirs
+from launch.benchmarks import measuring
+from launch.benchmarks import processes
+from launch.benchmarks import training_jax
 
-ALL_REDUCE = 'all-reduce'
-COPY = 'copy'  # A rule without a runner: what all devices hold, in memory.
+Answer = dict[str, Any]
 
-# So small sizes are mixed several times per round.
-_BYTES_PER_TURN = 16 << 20
+ALL_REDUCE, COPY = 'all-reduce', 'copy'
+BARE_STEPS, BARE_LOOP, ONE_NODE = 'bare steps', 'bare loop', 'one node'
+PLAIN = (BARE_STEPS, BARE_LOOP, ONE_NODE)
+STRATEGIES: dict[str, gossip.PeerStrategy] = {
+  'pull': gossip.Pull(),
+  'push': gossip.Push(),
+  'push-sum': gossip.PushSum(),
+  'pairs': gossip.Pairs(),
+  'elastic': gossip.Elastic(),
+  'all-reduce': gossip.AllReduce(),
+}
+
+_BATCH = 16
+_OPTIMIZER = optax.sgd(1e-3, momentum=0.9)
+_TASKS: dict[str, Callable[[], tasks.Task]] = {
+  'mnist': lambda: training_jax.make_task('lenet', _BATCH),
+  'digits': lambda: tasks.make_task('digits', model='lenet', batch=_BATCH),
+  'logistic': lambda: tasks.make_task('logistic', batch=_BATCH),
+}
+
+# Small sizes are mixed several times per round.
+_BYTES_PER_ROUND = 16 << 20
 _MAX_CALLS = 8
-_NUM_WARM_UP = 2  # Rounds: calls of a program are slow at first.
+_NUM_COPIES = 5
+# Rounds, or mixes: the first ones connect, and touch fresh memory.
+_NUM_WARM_UP = 2
+
+
+# Devices: mixes under pmap and shard_map.
 
 
 def make_rules(num_devices: int) -> dict[str, gossip.PeerStrategy]:
-  """What is timed: the all-reduce first, for ratios; and no other one.
+  """Mixes to time, of which only the first is an all-reduce.
 
-  On a ring of two or three equal weights would be an all-reduce, and so are
+  On a ring of two or three, equal weights would be an all-reduce, and so are
   pairs of two nodes, which are left out.
   """
   ring = gossip.with_constant_weights(gossip.ring(num_devices), 0.3)
@@ -50,132 +84,272 @@ def make_rules(num_devices: int) -> dict[str, gossip.PeerStrategy]:
   return rules
 
 
-def _make_mesh(num_devices: int) -> jax.sharding.Mesh:
-  return jax.make_mesh(
-    (num_devices,), ('nodes',), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-
-
-def _make_runner(
-  runner: str, strategy: gossip.PeerStrategy, num_devices: int
-) -> Callable[[Any, int], Any]:
-  """A compiled `(x, step) -> x` over all devices, x donated."""
-  key = jax.random.key(0)
-  has_key = isinstance(getattr(strategy, 'peers', None), str)
-
-  def mix(x: Any, step: Any) -> Any:
-    return gossip.mix(
-      x, 'nodes', strategy, step=step, key=key if has_key else None
-    )
-
-  if runner == 'pmap':
-    return jax.pmap(mix, axis_name='nodes', in_axes=(0, None), donate_argnums=0)
-  nodes, nobody = jax.P('nodes'), jax.P()
-  return jax.jit(
-    jax.shard_map(
-      mix,
-      mesh=_make_mesh(num_devices),
-      in_specs=(nodes, nobody),
-      out_specs=nodes,
-      check_vma=False,
-    ),
-    donate_argnums=0,
-  )
-
-
-def _make_values(runner: str, num_devices: int, size: int) -> Any:
-  """A row of float32 for each device, on that device."""
-  if runner == 'pmap':
-    return jax.pmap(lambda _: jax.numpy.ones(size // 4))(
-      np.zeros(jax.local_device_count())
-    )
-  sharding = jax.sharding.NamedSharding(_make_mesh(num_devices), jax.P('nodes'))
-  return jax.make_array_from_callback(
-    (num_devices, size // 4),
-    sharding,
-    lambda _: np.ones((1, size // 4), np.float32),
-  )
-
-
-class _Copy:
-  """Copies as many bytes as this process's devices hold."""
-
-  def __init__(self, size: int) -> None:
-    self._source = np.ones(size // 4 * jax.local_device_count(), np.float32)
-    self._target = np.empty_like(self._source)
-
-  def __call__(self) -> None:
-    np.copyto(self._target, self._source)
-
-
-class _Mixes:
-  """All rules of a runner, which hand the same values on to each other."""
-
-  def __init__(self, runner: str, num_devices: int, size: int) -> None:
-    self._values = _make_values(runner, num_devices, size)
-    self._programs = {
-      rule: _make_runner(runner, strategy, num_devices)
-      for rule, strategy in make_rules(num_devices).items()
-    }
-    self._step = 0
-
-  def call(self, rule: str) -> None:
-    """One mix, to its end."""
-    self._step += 1
-    self._values = jax.block_until_ready(
-      self._programs[rule](self._values, self._step)
-    )
-
-
-def measure(
-  num_devices: int, runners: list[str], size: int, num_rounds: int
-) -> list[dict[str, Any]]:
-  """Times each rule under each runner, and a copy, in turns.
+def join_devices(
+  num_devices: int, num_processes: int, process: int, coordinator: str
+) -> Callable[[int, int], Answer]:
+  """Joins the devices of all processes.
 
   Args:
-    num_devices: Of all processes together.
-    runners: 'pmap', 'shard_map'.
-    size: Bytes that each device holds.
-    num_rounds: Turns for each.
+    num_devices: Devices of all processes.
+    num_processes: Number of processes.
+    process: The number of this process.
+    coordinator: The address at which processes meet.
 
   Returns:
-    A row for each.
+    A function of the bytes of a device and the number of rounds, which times
+    each rule under each runner, and a copy. It answers with `rows`.
   """
-  calls: dict[tuple[str, str], Callable[[], None]] = {('', COPY): _Copy(size)}
-  for runner in runners:
-    mixes = _Mixes(runner, num_devices, size)
-    for rule in make_rules(num_devices):
-      calls[runner, rule] = lambda mixes=mixes, rule=rule: mixes.call(rule)
-  num_calls = min(_MAX_CALLS, max(1, _BYTES_PER_TURN // (size * num_devices)))
-  seconds: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
-  for turn in range(_NUM_WARM_UP + num_rounds):
-    for name, call in calls.items():
-      begin = time.perf_counter()
-      for _ in range(num_calls):
-        call()
-      if turn >= _NUM_WARM_UP:
-        seconds[name].append((time.perf_counter() - begin) / num_calls)
-  return [
-    {'runner': runner, 'rule': rule, 'size': size, 'seconds': found}
-    for (runner, rule), found in seconds.items()
-  ]
+  if num_processes > 1:
+    runtime.join_group(coordinator, num_processes, process, runtime.Deadlines())
+  runners = ['pmap', 'shard_map'] if num_processes == 1 else ['shard_map']
+
+  def measure(size: int, num_rounds: int) -> Answer:
+    num_calls = _BYTES_PER_ROUND // (size * num_devices)
+    num_calls = min(_MAX_CALLS, max(1, num_calls))
+    source = np.ones(size // 4 * jax.local_device_count(), np.float32)
+    copy = functools.partial(np.copyto, np.empty_like(source), source)
+    programs = {('', COPY): functools.partial(_time_calls, copy, num_calls)}
+    for runner in runners:
+      for rule, mix in _make_mixes(runner, num_devices, size).items():
+        programs[runner, rule] = functools.partial(_time_calls, mix, num_calls)
+    seconds = measuring.run_in_turns(programs, num_rounds, _NUM_WARM_UP)
+    rows = [(*name, found) for name, found in seconds.items()]
+    return {'rows': rows}
+
+  return measure
 
 
-def main() -> None:
-  """Does the job."""
-  job = json.loads(sys.argv[1])
-  process, parent = job['process'], gossip_answers.Parent()
-  if 'coordinator' in job:
-    runtime.join_group(
-      job['coordinator'], job['num_processes'], process, runtime.Deadlines()
+def _time_calls(call: Callable[[], None], num_calls: int) -> float:
+  """Seconds per call."""
+  begin = time.perf_counter()
+  for _ in range(num_calls):
+    call()
+  return (time.perf_counter() - begin) / num_calls
+
+
+def _make_mixes(
+  runner: str, num_devices: int, size: int
+) -> dict[str, Callable[[], None]]:
+  """Mixes under all rules; all of them change the same, donated, values."""
+  key = jax.random.key(0)
+  mesh = jax.make_mesh(
+    (num_devices,), ('nodes',), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  nodes, replicated = jax.P('nodes'), jax.P()
+
+  def compile_mix(strategy: gossip.PeerStrategy) -> Callable[[Any, int], Any]:
+    has_key = isinstance(getattr(strategy, 'peers', None), str)
+
+    def mix(x: Any, step: Any) -> Any:
+      return gossip.mix(
+        x, 'nodes', strategy, step=step, key=key if has_key else None
+      )
+
+    if runner == 'pmap':
+      return jax.pmap(mix, 'nodes', in_axes=(0, None), donate_argnums=0)
+    specs = {'in_specs': (nodes, replicated), 'out_specs': nodes}
+    mapped = jax.shard_map(mix, mesh=mesh, check_vma=False, **specs)
+    return jax.jit(mapped, donate_argnums=0)
+
+  if runner == 'pmap':
+    make_ones = jax.pmap(lambda _: jnp.ones(size // 4))
+    values = make_ones(np.zeros(num_devices))
+  else:
+    values = jax.make_array_from_callback(
+      (num_devices, size // 4),
+      jax.sharding.NamedSharding(mesh, nodes),
+      lambda _: np.ones((1, size // 4), np.float32),
     )
-  for size, num_rounds in job['cases']:
-    if not process and not parent.take():
-      return  # The parent does not want to know any more.
-    rows = measure(job['num_devices'], job['runners'], size, num_rounds)
-    if not process:
-      parent.answer({'rows': rows})
+  step = 0
+
+  def call(program: Callable[[Any, int], Any]) -> None:
+    nonlocal values, step
+    step += 1
+    values = jax.block_until_ready(program(values, step))
+
+  return {
+    rule: functools.partial(call, compile_mix(strategy))
+    for rule, strategy in make_rules(num_devices).items()
+  }
+
+
+# Nodes: processes that pull from each other over a wire.
+
+
+def join_nodes(
+  node: int, num_nodes: int, folder: str
+) -> Callable[[str, int, int], Answer]:
+  """Makes this process a real node, whose gradients take no time.
+
+  Args:
+    node: The number of this node.
+    num_nodes: Number of nodes.
+    folder: For the files of all runs.
+
+  Returns:
+    A function of a wire, the bytes of the weights and the number of steps,
+    which does the node's part of a run. The seconds of its mixes are in the
+    trace; it answers with `copy_seconds`, of as many bytes.
+  """
+  runtime.compute_in_place()
+
+  def run(wire: str, size: int, num_steps: int) -> Answer:
+    zeros = jnp.zeros(size // 4)
+    task = tasks.Task(
+      name='mixing',
+      batch=1,
+      num_samples=1,
+      init=lambda key: (zeros, {}),
+      loss=lambda params, stats, batch, key: (params[0], stats),
+      metrics=lambda params, stats, batch: {'loss': params[0]},
+      batches=lambda data, seed, learner, step: data,
+      data=jnp.zeros(1),
+    )
+    settings = runtime.NodeSettings(
+      task=task,
+      optimizer=optax.sgd(0.0),
+      strategy=gossip.Pull(),
+      num_nodes=num_nodes,
+      num_steps=num_steps,
+      checkpoint_seconds=3600.0,
+    )
+    workdir = workdirs.Workdir(f'{folder}/{wire}-{size}')
+    runtime.Peer(
+      settings,
+      workdir,
+      node,
+      runtime.Registry(workdir, wire=wire),
+      runtime.Place(wires=(wire,)),
+      linger=0.0,
+    ).run()
+    source = np.ones(size // 4, np.float32)
+    copy = functools.partial(np.copyto, np.empty_like(source), source)
+    seconds = [_time_calls(copy, 1) for _ in range(1 + _NUM_COPIES)]
+    return {'copy_seconds': seconds[1:]}  # The first touches fresh memory.
+
+  return run
+
+
+def read_pull_seconds(folder: str, wire: str, size: int) -> list[float]:
+  """Seconds of the mixes of all nodes, each until its weights were mixed."""
+  workdir = workdirs.Workdir(f'{folder}/{wire}-{size}')
+  trace = traces.NodeTrace.load(workdir.trace)
+  mixes = trace.mixes[trace.mixes['mix'] >= _NUM_WARM_UP]
+  return (mixes['end_time'] - mixes['start_time']).tolist()
+
+
+# Simulated nodes, and plain steps.
+
+
+def make_simulations() -> Callable[[str, int, int, str], Answer]:
+  """Prepares simulations on one core.
+
+  Returns:
+    A function of a task, a number of nodes, the steps of all nodes together and
+    a program, which runs the program once. It answers with `seconds` of CPU
+    time: the time on the wall if nothing else runs. Compiled programs are kept.
+  """
+  processes.pin(1)
+  make_task = functools.cache(lambda name: _TASKS[name]())
+
+  @functools.cache
+  def make_program(
+    task: str, num_nodes: int, num_steps: int, program: str
+  ) -> Callable[[], float]:
+    if program in (BARE_STEPS, BARE_LOOP):
+      return _make_bare(make_task(task), num_steps, program == BARE_LOOP)
+    # A node that is alone never pulls.
+    alone = gossip.Pull(period=num_steps + 1)
+    strategy = STRATEGIES.get(program, alone)
+    return functools.partial(
+      _simulate, make_task(task), strategy, num_nodes, num_steps
+    )
+
+  def run(task: str, num_nodes: int, num_steps: int, program: str) -> Answer:
+    num_nodes = num_nodes if program in STRATEGIES else 1
+    call = make_program(task, num_nodes, num_steps, program)
+    begin = time.process_time()
+    loss = call()
+    seconds = time.process_time() - begin
+    if not math.isfinite(loss):
+      raise FloatingPointError(f'The loss must stay finite, got {loss}.')
+    return {'seconds': seconds}
+
+  return run
+
+
+def _make_bare(
+  task: tasks.Task, num_steps: int, is_loop: bool
+) -> Callable[[], float]:
+  """Momentum SGD as anybody would write it, without our engine."""
+  weights = task.init(tasks.fold_key(0, 0, 0))
+  examples, key = task.data['examples'], tasks.fold_key(0, 0, 0)
+  indices = np.random.default_rng(0).integers(
+    task.num_samples, size=(num_steps, _BATCH), dtype=np.int32
+  )
+  differentiate = jax.value_and_grad(task.loss, has_aux=True)
+
+  def step(carry: Any, rows: Any, examples: Any) -> tuple[Any, Any]:
+    params, stats, state = carry
+    batch = jax.tree.map(lambda leaf: leaf[rows], examples)
+    (loss, stats), grads = differentiate(params, stats, batch, key)
+    updates, state = _OPTIMIZER.update(grads, state, params)
+    return (optax.apply_updates(params, updates), stats, state), loss
+
+  def loop(carry: Any, indices: Any, examples: Any) -> tuple[Any, Any]:
+    return lax.scan(
+      lambda carry, rows: step(carry, rows, examples), carry, indices
+    )
+
+  program = jax.jit(loop if is_loop else step, donate_argnums=0)
+
+  def run() -> float:
+    params, stats = jax.tree.map(jnp.copy, weights)
+    carry, loss = (params, stats, _OPTIMIZER.init(params)), jnp.zeros(())
+    for rows in [indices] if is_loop else indices:
+      carry, loss = program(carry, rows, examples)
+    jax.block_until_ready(carry)
+    return float(loss.ravel()[-1])
+
+  return run
+
+
+def _simulate(
+  task: tasks.Task, strategy: gossip.PeerStrategy, num_nodes: int, num_steps: int
+) -> float:
+  """Simulates nodes, and replays the trace; returns the last loss."""
+  trace = simulation.simulate_nodes(
+    strategy,
+    num_nodes=num_nodes,
+    num_steps=num_steps // num_nodes,
+    compute=simulation.normal(1.0, 0.2),
+  )
+  plan = engine.make_node_plan(
+    trace, num_samples=task.num_samples, batch=_BATCH
+  )
+  weights = task.init(tasks.fold_key(0, 0, 0))
+  replay = engine.NodeReplay(
+    task, _OPTIMIZER, plan, chunk=plan.num_steps, init=weights
+  )
+  losses = replay.advance()['loss']
+  jax.block_until_ready(replay.carry)
+  return float(losses[-1])
+
+
+ROLES: dict[str, Callable[..., Callable[..., Answer]]] = {
+  'devices': join_devices,
+  'nodes': join_nodes,
+  'simulations': make_simulations,
+}
+
+
+def main(role: str, job: str) -> None:
+  """Answers each line, until there are no more."""
+  answers = processes.Answers()
+  answer = ROLES[role](**json.loads(job))
+  for line in sys.stdin:
+    answers.send(answer(*json.loads(line)))
 
 
 if __name__ == '__main__':
-  main()
+  main(*sys.argv[1:])

@@ -4,11 +4,13 @@ Each is a fresh interpreter, in turns; the bare interpreter's own start is
 subtracted. The goal: at most 1.25 x optax, with every public name loaded.
 """
 
+import functools
 import subprocess
 import sys
 import time
 
 import jasgd
+from launch.benchmarks import measuring
 
 PROGRAMS = {
   'nothing': 'pass',
@@ -28,12 +30,13 @@ def time_program(program: str) -> float:
 def run(quick: bool) -> None:
   """Prints a table."""
   print(__doc__)
-  best = dict.fromkeys(PROGRAMS, float('inf'))
-  for _ in range(2 if quick else 10):
-    for name, program in PROGRAMS.items():
-      best[name] = min(best[name], time_program(program))
-  optax_seconds = best['import optax'] - best['nothing']
+  programs = {
+    name: functools.partial(time_program, program)
+    for name, program in PROGRAMS.items()
+  }
+  seconds = measuring.run_in_turns(programs, 1 if quick else 10)
+  start = min(seconds['nothing'])
+  best = {name: min(rounds) - start for name, rounds in seconds.items()}
   print(f'{"program":14} {"seconds":>8} {"x optax":>8}')
-  for name, seconds in best.items():
-    seconds -= best['nothing']
-    print(f'{name:14} {seconds:8.3f} {seconds / optax_seconds:8.2f}')
+  for name, value in best.items():
+    print(f'{name:14} {value:8.3f} {value / best["import optax"]:8.2f}')

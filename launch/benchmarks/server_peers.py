@@ -1,285 +1,358 @@
-"""Starts those that the suite `server` compares with, and ends them.
+"""The work of the suite `server`, and the peers that do it besides jasgd.
 
-A plain loop over unix sockets; one over MPI; and torch.distributed.rpc. Each is
-a module, `peer_*.py`, that runs in processes of its own: a server and learners,
-one thread each to compute with. They do the work of `server_work`.
+  python -m launch.benchmarks.server_peers unix WORK RANK
+  mpirun -n 3 .venv-mpi4py/bin/python -m launch.benchmarks.server_peers mpi WORK
+  .venv-torch/bin/python -m launch.benchmarks.server_peers torch WORK RANK
+
+The suite starts them. Rank 0 serves, the other ranks learn. Each round a
+learner sends a gradient that is in its private memory, and the clock of the
+weights that it has. The server updates,
+
+  v <- v / 2 + g,    w <- w - RATE v,    clock <- clock + 1,
+
+and answers with all weights and their clock; the learner gets them into a
+private array and checks them. Every g is 1/2 and v begins as 1, so that v stays
+1 and each weight is -RATE x clock, without rounding: weights that are torn, old
+or lost are seen. Learners compute nothing else: only the serving counts.
+
+The learners share a budget of updates, and go on until the server's clock says
+that it is used up: all of them are busy from the first to the last update. A
+gradient that arrives later is answered, and not applied.
+
+This module needs only numpy: torch and mpi4py are imported where they are used,
+as each of them lives in an environment of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
-import functools
+from collections.abc import Callable
 import json
-import os
 import pathlib
-import shutil
+import selectors
 import signal
-import subprocess
+import socket
+import statistics
 import sys
-import tempfile
+import threading
 import time
-from typing import Any, IO, NamedTuple
+from typing import Any, NamedTuple
 
-from jasgd import runtime
-from launch.benchmarks import environments
-from launch.benchmarks import peer_unix
-from launch.benchmarks import server_rounds
-from launch.benchmarks import server_work
-from launch.benchmarks import workers
+import numpy as np
 
-# Seconds to end after a signal, and between looks at processes.
-_PATIENCE = 5.0
-_INTERVAL = 0.05
+from launch.benchmarks import processes
 
+RATE = 2.0**-10
+MOMENTUM = 0.5
+GRADIENT = 0.5
+FIRST_VELOCITY = 1.0
 
-class Command(NamedTuple):
-  """A process to start."""
+# Up to here every -RATE x clock is a float32.
+MAX_UPDATES = 2**24
 
-  words: list[str]
-  descriptors: tuple[int, ...] = ()  # Of open files that it inherits.
-  variables: Mapping[str, str] = {}  # Of its environment.
-
-
-Commands = contextlib.AbstractContextManager[list[Command]]
+# Bytes in front of the values of a message: values stay aligned.
+_HEADER = 64
+# Send buffer of the kernel: most gradients of small networks leave in one call.
+_SOCKET_BYTES = 1_000_000
+# Threads that run the calls of other ranks, as in PyTorch's tutorials.
+_NUM_RPC_THREADS = 8
 
 
-class Peer(NamedTuple):
-  """Somebody to compare with."""
+class Work(NamedTuple):
+  """The work of one run, which every process is told as JSON."""
 
-  # Interpreter, work, work as JSON -> what to start; held while it starts.
-  prepare: Callable[[str, server_work.Work, str], Commands]
-  requirements: tuple[str, ...] = ()  # Beyond what jasgd itself has.
-  program: str = ''  # That must be on the machine.
-
-
-@contextlib.contextmanager
-def _prepare_unix(
-  python: str, work: server_work.Work, line: str
-) -> Iterator[list[Command]]:
-  """A server and learners with an end of a pair of sockets each."""
-  module = [python, '-m', 'launch.benchmarks.peer_unix']
-  with contextlib.ExitStack() as stack:
-    # Once all are started no end is open here: who dies is missed at once.
-    pairs = [
-      tuple(stack.enter_context(end).fileno() for end in peer_unix.make_pair())
-      for _ in range(work.num_learners)
-    ]
-    ends = tuple(server_end for server_end, _ in pairs)
-    joined = ','.join(map(str, ends))
-    yield [Command([*module, 'server', joined, line], ends)] + [
-      Command([*module, 'learner', str(number), str(end), line], (end,))
-      for number, (_, end) in enumerate(pairs, 1)
-    ]
+  num_parameters: int
+  num_learners: int
+  num_warm_up: int  # Updates before the first that counts.
+  num_updates: int  # The budget, with those of the warm-up.
+  folder: str  # For the files of the run.
+  timeout: float  # Seconds that a process may live.
+  # Seconds after the warm-up; 0: until the budget is used up. jasgd only.
+  seconds: float = 0.0
 
 
-@contextlib.contextmanager
-def _prepare_mpi(
-  python: str, work: server_work.Work, line: str
-) -> Iterator[list[Command]]:
-  """One command, that starts all ranks."""
-  launcher = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n']
-  module = [python, '-m', 'launch.benchmarks.peer_mpi', line]
-  yield [Command([*launcher, str(1 + work.num_learners), *module])]
+def read_work(line: str) -> Work:
+  """Reads the work, and ends this process when its time is over."""
+  work = Work(**json.loads(line))
+  # Without a handler the signal ends a process wherever it waits, in C too.
+  signal.signal(signal.SIGALRM, signal.SIG_DFL)
+  signal.setitimer(signal.ITIMER_REAL, work.timeout)
+  return work
 
 
-@contextlib.contextmanager
-def _prepare_torch(
-  python: str, work: server_work.Work, line: str
-) -> Iterator[list[Command]]:
-  """A command for each rank."""
-  module = [python, '-m', 'launch.benchmarks.peer_torch']
-  yield [
-    Command([*module, str(rank), line]) for rank in range(1 + work.num_learners)
-  ]
+class Message:
+  """A clock and all values, in one buffer that is sent as it is."""
+
+  def __init__(self, num_parameters: int) -> None:
+    self.buffer = np.zeros(_HEADER + 4 * num_parameters, np.uint8)
+    self.values = self.buffer[_HEADER:].view(np.float32)
+    self._header = self.buffer[:8].view(np.int64)
+
+  @property
+  def clock(self) -> int:
+    """The clock of the weights, or of those that a gradient is from."""
+    return int(self._header[0])
+
+  @clock.setter
+  def clock(self, clock: int) -> None:
+    self._header[0] = clock
 
 
-def make_own_command(words: list[str]) -> Command:
-  """A process of ours, in the environment that `launch.train` gives it."""
-  return Command(words, (), {**runtime.CHILD_VARIABLES, 'NPROC': '1'})
+class Log:
+  """Counts updates, and measures those after the warm-up."""
 
+  def __init__(self, work: Work) -> None:
+    self.clock = 0
+    self._work = work
+    self._staleness: list[int] = []
+    self._begin = self._end = (0.0, 0.0)
 
-@contextlib.contextmanager
-def _prepare_jasgd(
-  wire: str, python: str, work: server_work.Work, line: str
-) -> Iterator[list[Command]]:
-  """Our own: a server and learners, or one process with threads."""
-  module = [python, '-m', 'launch.benchmarks.server_jasgd']
-  num_learners = 0 if wire == 'threads' else work.num_learners
-  commands = [[*module, 'server', wire, line]] + [
-    [*module, 'learner', wire, str(number), line]
-    for number in range(1, 1 + num_learners)
-  ]
-  yield [make_own_command(words) for words in commands]
+  @property
+  def is_over(self) -> bool:
+    """Whether the budget is used up."""
+    return self.clock >= self._work.num_updates
 
+  def add(self, read_clock: int) -> None:
+    """Notes an update that was just done, with a gradient of `read_clock`."""
+    self._staleness.append(self.clock - read_clock)
+    self.clock += 1
+    # Both times are taken after an update, so that the seconds between them
+    # are those of the updates that are counted.
+    if self.clock == self._work.num_warm_up:
+      self._begin = time.perf_counter(), time.process_time()
+    elif self.is_over:
+      self._end = time.perf_counter(), time.process_time()
 
-PEERS = {
-  'unix': Peer(_prepare_unix),
-  'mpi': Peer(_prepare_mpi, environments.MPI, 'mpirun'),
-  'torch': Peer(_prepare_torch, environments.TORCH),
-}
-# Our server, over each of its wires.
-OURS = {
-  f'our {wire}': Peer(functools.partial(_prepare_jasgd, wire))
-  for wire in ('memory', 'flight', 'threads')
-}
-
-
-def _find(name: str) -> Peer:
-  return OURS[name] if name in OURS else PEERS[name]
-
-
-def has_peer(name: str) -> bool:
-  """Whether a peer can run as things are, with nothing installed for it."""
-  peer = _find(name)
-  if peer.program and not shutil.which(peer.program):
-    return False
-  return not peer.requirements or environments.has_packages(peer.requirements)
-
-
-@functools.cache
-def find_python(name: str) -> str | None:
-  """The interpreter that a peer runs in, installed if need be.
-
-  Args:
-    name: One of `PEERS` or `OURS`.
-
-  Returns:
-    Its path; None, after saying why in a line, if the peer cannot run.
-  """
-  peer = _find(name)
-  if peer.program and not shutil.which(peer.program):
-    print(
-      f'There is no {name} to compare with: {peer.program} is not on this '
-      'machine.',
-      flush=True,
+  def make_report(self) -> dict[str, float]:
+    """The measurements."""
+    staleness = self._staleness[self._work.num_warm_up :]
+    seconds, cpu = (
+      end - begin for begin, end in zip(self._begin, self._end, strict=True)
     )
-    return None
-  if not peer.requirements:
-    return sys.executable
-  return environments.find_python(peer.requirements)
+    return {
+      'updates_per_second': len(staleness) / seconds,
+      'mean_staleness': statistics.fmean(staleness),
+      'max_staleness': max(staleness),
+      'cpu_per_update': cpu / len(staleness),
+      'seconds': seconds,
+    }
 
 
-def list_peers() -> list[str]:
-  """The peers that can run; says in a line each why others cannot."""
-  return [name for name in PEERS if find_python(name)]
+class Server:
+  """The server's state and update, in numpy."""
+
+  def __init__(self, work: Work) -> None:
+    self.log = Log(work)
+    self.answer = Message(work.num_parameters)
+    self._velocity = np.full(work.num_parameters, FIRST_VELOCITY, np.float32)
+    self._step = np.zeros_like(self._velocity)
+
+  def update(self, push: Message) -> None:
+    """Applies a gradient; afterwards `answer` is for its learner."""
+    if self.log.is_over:
+      return
+    self._velocity *= MOMENTUM
+    self._velocity += push.values
+    np.multiply(self._velocity, RATE, out=self._step)
+    self.answer.values -= self._step
+    self.log.add(push.clock)
+    self.answer.clock = self.log.clock
 
 
-def make_case(
-  name: str, num_parameters: int, num_learners: int
-) -> server_rounds.Case:
-  """A case for `server_rounds.measure`, of the usual length."""
-  return server_rounds.make_long(
-    functools.partial(run_peer, name, num_parameters, num_learners),
-    server_rounds.NUM_ROUNDS[num_parameters],
-  )
-
-
-def run_peer(
-  name: str,
-  num_parameters: int,
-  num_learners: int,
-  num_rounds: int,
-  timeout: float = 300.0,
+def learn(
+  work: Work, exchange: Callable[[Message, Message], bool]
 ) -> dict[str, float]:
-  """Runs a peer once, in fresh processes that are gone afterwards.
+  """Pushes until the server has ended, and checks every answer.
 
   Args:
-    name: One of `PEERS`.
-    num_parameters: Of float32.
-    num_learners: Processes beside the server.
-    num_rounds: Per learner, on average; those that warm up come on top.
-    timeout: Seconds for all of it.
+    work: The work.
+    exchange: Sends its first argument, and receives into the second; returns
+      whether to go on.
 
   Returns:
-    `updates_per_second`, `mean_staleness`, `max_staleness`, `cpu_per_update`
-    (seconds of the server's process) and `seconds`, all from the first to the
-    last update after the warm-up; `num_errors`, the answers that were wrong.
-
-  Raises:
-    ValueError: if there is nothing to do, or too much.
-    WorkerError: if the peer is not there, failed, or was too slow.
+    The number of answers, and of those that were wrong.
   """
-  python = find_python(name)
-  if python is None:
-    raise workers.WorkerError(f'{name} cannot run here.')
-  with tempfile.TemporaryDirectory() as folder:
-    work = server_work.Work(
-      num_parameters, num_learners, num_rounds, folder, timeout
-    )
-    server_work.check_work(work)
-    line = json.dumps(work._asdict())
-    run_commands(name, _find(name).prepare(python, work, line), timeout)
-    return _merge_reports(name, work)
+  push, pull = Message(work.num_parameters), Message(work.num_parameters)
+  push.values[:] = GRADIENT
+  is_right = np.zeros(work.num_parameters, bool)
+  num_answers = num_errors = 0
+  goes_on = True
+  while goes_on:
+    push.clock = pull.clock
+    goes_on = exchange(push, pull)
+    np.equal(pull.values, np.float32(-RATE * pull.clock), out=is_right)
+    num_answers += 1
+    num_errors += not is_right.all()
+  return {'num_answers': num_answers, 'num_errors': num_errors}
 
 
-def _merge_reports(name: str, work: server_work.Work) -> dict[str, float]:
-  """What the server measured, and what the learners found wrong."""
-  folder = pathlib.Path(work.folder)
-  reports = [
-    json.loads(path.read_text()) for path in folder.glob('learner-*.json')
-  ]
-  num_checked = sum(report['num_rounds'] for report in reports)
-  if len(reports) != work.num_learners or num_checked < work.num_updates:
-    raise workers.WorkerError(
-      f'{name} must report on {work.num_updates} updates by '
-      f'{work.num_learners} learners, got {num_checked} by {len(reports)}.'
-    )
-  server = json.loads((folder / 'server.json').read_text())
-  num_errors = sum(report['num_errors'] for report in reports)
-  return {**server, 'num_errors': num_errors}
+def run_unix(work: Work, rank: int) -> dict[str, float]:
+  """One rank over unix sockets.
+
+  One thread serves each learner that has begun to send, to its end. A thread
+  per connection was measured too: a little faster with 60 thousand parameters,
+  slower with a million, where copies and updates fill the cores anyway.
+  """
+  path = f'{work.folder}/socket'
+  if rank == 0:
+    with socket.socket(socket.AF_UNIX) as listener:
+      # A learner finds the file only when the server listens.
+      listener.bind(f'{path}.part')
+      listener.listen(work.num_learners)
+      pathlib.Path(f'{path}.part').rename(path)
+      ends = [listener.accept()[0] for _ in range(work.num_learners)]
+    return _serve_unix(ends, work)
+  while not pathlib.Path(path).exists():
+    time.sleep(0.01)
+  connection = socket.socket(socket.AF_UNIX)
+  connection.connect(path)
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+
+  def exchange(push: Message, pull: Message) -> bool:
+    connection.sendall(push.buffer.data)
+    _receive(connection, pull)
+    return pull.clock < work.num_updates
+
+  return learn(work, exchange)
 
 
-def run_commands(name: str, commands: Commands, timeout: float) -> None:
-  """Starts all processes, and waits until they are done."""
-  deadline = time.monotonic() + timeout
-  processes: list[subprocess.Popen[Any]] = []
-  with tempfile.TemporaryFile() as said:
-    try:
-      with commands as listed:
-        for command in listed:
-          processes.append(_start(command, said))
-      problem = _wait(processes, deadline)
-    finally:
-      end_groups(processes)
-    if problem:
-      said.seek(0)
-      last = said.read()[-2000:].decode(errors='replace').strip()
-      raise workers.WorkerError(f'{name} {problem}. {last}')
+def _serve_unix(ends: list[socket.socket], work: Work) -> dict[str, float]:
+  """Answers until every learner knows that the budget is used up."""
+  server, push = Server(work), Message(work.num_parameters)
+  with selectors.DefaultSelector() as selector:
+    for end in ends:
+      end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+      # Wait until all have sent, or the first would be measured alone.
+      end.recv(1, socket.MSG_PEEK)
+      selector.register(end, selectors.EVENT_READ, end)
+    while selector.get_map():
+      for key, _ in selector.select():
+        _receive(key.data, push)
+        server.update(push)
+        key.data.sendall(server.answer.buffer.data)
+        if server.log.is_over:
+          selector.unregister(key.data)
+  return server.log.make_report()
 
 
-def _start(command: Command, said: IO[bytes]) -> subprocess.Popen[Any]:
-  """Starts a process that leads a group of its own."""
-  return subprocess.Popen(
-    command.words,
-    cwd=workers.ROOT,
-    env={**os.environ, 'OMP_NUM_THREADS': '1', **command.variables},
-    stdin=subprocess.DEVNULL,
-    stdout=said,
-    stderr=said,
-    pass_fds=command.descriptors,
-    start_new_session=True,
+def _receive(connection: socket.socket, message: Message) -> None:
+  """Fills a message."""
+  view = message.buffer.data
+  while len(view):
+    num_bytes = connection.recv_into(view)
+    if not num_bytes:
+      raise EOFError(f'The other end left with {len(view)} bytes to come.')
+    view = view[num_bytes:]
+
+
+def run_mpi(work: Work) -> dict[str, float]:
+  """This process's rank over MPI, which uses shared memory on one host."""
+  from mpi4py import MPI  # pyrefly: ignore
+
+  world = MPI.COMM_WORLD
+  push_tag, pull_tag = 1, 2
+  # All begin together, or the first learner would be measured alone.
+  world.Barrier()
+  if world.Get_rank() == 0:
+    server, push = Server(work), Message(work.num_parameters)
+    status = MPI.Status()
+    num_left = work.num_learners
+    while num_left:
+      world.Recv([push.buffer, MPI.BYTE], MPI.ANY_SOURCE, push_tag, status)
+      server.update(push)
+      answer = [server.answer.buffer, MPI.BYTE]
+      world.Send(answer, status.Get_source(), pull_tag)
+      num_left -= server.log.is_over
+    return server.log.make_report()
+
+  def exchange(push: Message, pull: Message) -> bool:
+    world.Send([push.buffer, MPI.BYTE], 0, push_tag)
+    world.Recv([pull.buffer, MPI.BYTE], 0, pull_tag)
+    return pull.clock < work.num_updates
+
+  return learn(work, exchange)
+
+
+class TorchServer:
+  """Weights behind an RRef, updated under a lock, as in PyTorch's tutorials."""
+
+  def __init__(self, work: Work) -> None:
+    import torch  # pyrefly: ignore
+
+    self.log = Log(work)
+    self._lock = threading.Lock()
+    self._start = threading.Barrier(work.num_learners)
+    self._weights = torch.zeros(work.num_parameters)
+    self._velocity = torch.full_like(self._weights, FIRST_VELOCITY)
+
+  def wait_for_all(self) -> None:
+    """Waits for all learners: the first would be measured alone."""
+    self._start.wait()
+
+  def push_pull(self, gradient: Any, read_clock: int) -> tuple[Any, int]:
+    """Applies a gradient; returns the weights and their clock."""
+    with self._lock:
+      if not self.log.is_over:
+        self._velocity.mul_(MOMENTUM).add_(gradient)
+        self._weights.sub_(self._velocity, alpha=RATE)
+        self.log.add(read_clock)
+      # A copy, because the answer is sent while others change the weights.
+      return self._weights.clone(), self.log.clock
+
+
+def learn_torch(server: Any, work: Work) -> dict[str, float]:
+  """A learner; rank 0 calls this on the other ranks."""
+  import torch  # pyrefly: ignore
+
+  server.rpc_sync().wait_for_all()
+
+  def exchange(push: Message, pull: Message) -> bool:
+    gradient = torch.from_numpy(push.values).clone()
+    weights, pull.clock = server.rpc_sync().push_pull(gradient, push.clock)
+    torch.from_numpy(pull.values).copy_(weights)
+    return pull.clock < work.num_updates
+
+  return learn(work, exchange)
+
+
+def run_torch(work: Work, rank: int, answers: processes.Answers) -> None:
+  """One rank over torch.distributed.rpc; rank 0 answers for all."""
+  import torch  # pyrefly: ignore
+  from torch.distributed import rpc  # pyrefly: ignore
+
+  torch.set_num_threads(1)
+  rpc.init_rpc(
+    f'rank-{rank}',
+    rank=rank,
+    world_size=1 + work.num_learners,
+    rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+      num_worker_threads=_NUM_RPC_THREADS,
+      # Ranks find each other by a file: a port might be taken.
+      init_method=f'file://{work.folder}/ranks',
+      rpc_timeout=work.timeout,
+    ),
   )
+  if rank == 0:
+    server = TorchServer(work)
+    reference = rpc.RRef(server)
+    calls = [
+      rpc.rpc_async(f'rank-{other}', learn_torch, (reference, work))
+      for other in range(1, 1 + work.num_learners)
+    ]
+    for report in [*torch.futures.wait_all(calls), server.log.make_report()]:
+      answers.send(report)
+    # Ranks may not leave while another rank refers to their objects.
+    del reference
+  rpc.shutdown()
 
 
-def _wait(processes: Sequence[subprocess.Popen[Any]], deadline: float) -> str:
-  """Waits for all to end well; gives what went wrong, or nothing."""
-  while time.monotonic() < deadline:
-    codes = [process.poll() for process in processes]
-    if any(codes):
-      return f'gave {[code for code in codes if code]}'
-    if None not in codes:
-      return ''
-    time.sleep(_INTERVAL)
-  return 'did not end in time'
+def main(peer: str, line: str, rank: str = '') -> None:
+  """Runs one rank, and answers with its report."""
+  work, answers = read_work(line), processes.Answers()
+  if peer == 'torch':
+    run_torch(work, int(rank), answers)
+  elif peer == 'mpi':
+    answers.send(run_mpi(work))
+  else:
+    answers.send(run_unix(work, int(rank)))
 
 
-def end_groups(processes: Sequence[subprocess.Popen[Any]]) -> None:
-  """Ends those that still run, and their groups: SIGTERM, then SIGKILL."""
-  for number in (signal.SIGTERM, signal.SIGKILL):
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-      # Not yet waited for: the group is still this one.
-      os.killpg(process.pid, number)
-    deadline = time.monotonic() + _PATIENCE
-    for process in running:
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.0, deadline - time.monotonic()))
+if __name__ == '__main__':
+  main(*sys.argv[1:])

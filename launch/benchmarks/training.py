@@ -15,193 +15,260 @@ and the most memory that each process held while the case began, which includes
 what the cases before it left behind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
-import os
+import functools
+import itertools
+import math
+import statistics
 import sys
-from typing import Any, NamedTuple
+import time
+from typing import NamedTuple, Protocol
 
-from launch.benchmarks import environments
-from launch.benchmarks import training_cases as cases
-from launch.benchmarks import training_goals as goals
-from launch.benchmarks import workers
+import numpy as np
 
-# A compilation is part of it.
-_TIMEOUT = 300.0
+from launch.benchmarks import measuring
+from launch.benchmarks import processes
 
-# Of the steps of plain SGD, and of learners that do not wait.
-_OWN_WAYS = (cases.SCAN, cases.STEPS, cases.ASYNC)
+OURS, TORCH = 'jasgd', 'torch'
+_TIMEOUT = 300.0  # Seconds of a turn, with its compilation.
 
-# In what order the sides take turns, and the program of each.
-_PROGRAMS = {
-  goals.TORCH: 'launch.benchmarks.training_torch',
-  goals.OURS: 'launch.benchmarks.training_jax',
-}
+NUM_EXAMPLES = 8192
+NUM_CLASSES = 10
+# A small rate: every network is to stay finite with a delay of 256.
+RATE = 1e-4
+MOMENTUM = 0.9
+
+# Ways that only our side has: plain SGD as one compiled loop, or as a compiled
+# step that is called again and again; and learners that wait for nobody.
+SCAN, STEPS, ASYNC = 'scan', 'steps', 'async'
+NUM_ASYNC_LEARNERS = 128
+
+SHAPES = {'lenet': (28, 28, 1), 'a1': (32, 32, 3), 'resnet20': (32, 32, 3)}
+IMAGES_PER_TURN = {'lenet': 4096, 'a1': 512, 'resnet20': 256}
+
+# Network, batch, delays of both sides, and ways of our side. The cases of a
+# group are measured in turns.
+GROUPS = (
+  ('lenet', 16, (0, 32, 256), (SCAN, STEPS, ASYNC)),
+  ('lenet', 32, (0, 32, 256), ()),
+  ('lenet', 64, (0, 32, 256), (SCAN, STEPS, ASYNC)),
+  ('lenet', 128, (0, 32, 256), ()),
+  ('lenet', 256, (0, 32, 256), ()),
+  ('lenet', 1024, (0, 32, 256), ()),
+  ('a1', 32, (0, 256), (SCAN, STEPS, ASYNC)),
+  ('a1', 128, (0,), ()),
+  ('resnet20', 32, (0,), (SCAN, STEPS)),
+  ('resnet20', 128, (0,), ()),
+)
+QUICK_GROUPS = (('lenet', 16, (0,), (SCAN,)),)
 
 
-class Group(NamedTuple):
-  """Cases that are measured in turns: all ways to train at one batch."""
+class Case(NamedTuple):
+  """A program to measure; workers are asked for it by a line."""
 
   model: str
   batch: int
-  delays: tuple[int, ...]
-  own_ways: tuple[str, ...] = ()
+  way: str  # A constant delay, such as '32', or SCAN, STEPS or ASYNC.
 
-  def list_turns(self, sides: list[str]) -> list[tuple[str, cases.Case]]:
-    """Who runs what, in the order of a round."""
-    ways = [str(delay) for delay in self.delays]
-    turns = [
-      (side, cases.Case(self.model, self.batch, way))
-      for way in ways
-      for side in sides
-    ]
-    return turns + [
-      (goals.OURS, cases.Case(self.model, self.batch, way))
-      for way in self.own_ways
-    ]
+  @property
+  def line(self) -> str:
+    """The question to a worker, such as 'lenet 64 32'."""
+    return f'{self.model} {self.batch} {self.way}'
+
+  @property
+  def num_steps(self) -> int:
+    """Steps per turn; at least 2, so that a loop is a loop."""
+    return max(2, IMAGES_PER_TURN[self.model] // self.batch)
 
 
-GROUPS = (
-  Group('lenet', 16, (0, 32, 256), _OWN_WAYS),
-  Group('lenet', 32, (0, 32, 256)),
-  Group('lenet', 64, (0, 32, 256), _OWN_WAYS),
-  Group('lenet', 128, (0, 32, 256)),
-  Group('lenet', 256, (0, 32, 256)),
-  Group('lenet', 1024, (0, 32, 256)),
-  Group('a1', 32, (0, 256), _OWN_WAYS),
-  Group('a1', 128, (0,)),
-  Group('resnet20', 32, (0,), (cases.SCAN, cases.STEPS)),
-  Group('resnet20', 128, (0,)),
-)
-QUICK_GROUPS = (Group('lenet', 16, (0, 32), (cases.SCAN,)),)
+class Result(NamedTuple):
+  """The measurements of a case, at its best."""
 
-NUM_ROUNDS = 5
-NUM_QUICK_ROUNDS = 2
+  images_per_second: float
+  cpu_us_per_image: float
+  compile_seconds: float
+  peak_mb: float
+  num_params: int
 
 
-def make_environment(num_threads: int) -> dict[str, str]:
-  """Variables that hold either side to some threads, set before it starts."""
-  is_parallel = 'false' if num_threads == 1 else 'true'
-  return {
-    'JAX_PLATFORMS': 'cpu',
-    'NPROC': str(num_threads),
-    'OMP_NUM_THREADS': str(num_threads),
-    'XLA_FLAGS': f'--xla_cpu_multi_thread_eigen={is_parallel}',
-  }
+# (side, case) -> its result, all with the same number of threads.
+Results = Mapping[tuple[str, Case], Result]
 
 
-def count_cores() -> int:
-  """How many cores this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+class Ratio(NamedTuple):
+  """How many times faster one result is than another, by both clocks."""
+
+  wall: float
+  cpu: float
 
 
-@contextlib.contextmanager
-def start_workers(
-  pythons: dict[str, str], num_threads: int
-) -> Iterator[dict[str, workers.Worker]]:
-  """A worker for each side, by the interpreters given; ended whatever happens.
-
-  Args:
-    pythons: Side -> the interpreter that it runs in.
-    num_threads: That each may use.
-
-  Yields:
-    Side -> worker.
-  """
-  with contextlib.ExitStack() as stack:
-    yield {
-      side: stack.enter_context(
-        workers.Worker(
-          f'{side} with {num_threads} threads',
-          [pythons[side], '-m', program, str(num_threads)],
-          make_environment(num_threads),
-        )
-      )
-      for side, program in _PROGRAMS.items()
-      if side in pythons
-    }
-
-
-def merge(answers: list[dict[str, Any]]) -> goals.Result:
-  """The best of the rounds of a case."""
-  return goals.Result(
-    max(answer['images_per_second'] for answer in answers),
-    min(answer['cpu_us_per_image'] for answer in answers),
-    answers[0]['compile_seconds'],
-    answers[0]['peak_mb'],
-    answers[0]['num_params'],
+def get_speedup(result: Result, base: Result) -> Ratio:
+  """How many times faster a result is than its base."""
+  return Ratio(
+    result.images_per_second / base.images_per_second,
+    base.cpu_us_per_image / result.cpu_us_per_image,
   )
 
 
-def measure_group(
-  group: Group, staff: dict[str, workers.Worker], num_rounds: int
-) -> dict[tuple[str, cases.Case], goals.Result]:
-  """Measures the cases of a group in turns.
+def compare_sides(
+  results: Results, model: str, max_batch: int
+) -> dict[str, Ratio]:
+  """The speed of ours over that of PyTorch, in all cases of a network."""
+  return {
+    case.line: get_speedup(results[OURS, case], torch)
+    for (side, case), torch in results.items()
+    if side == TORCH and case.model == model and case.batch <= max_batch
+  }
+
+
+def compare_ways(results: Results, way: str, base: str) -> dict[str, Ratio]:
+  """The cost of a way over that of another, on our side."""
+  return {
+    case.line: get_speedup(results[OURS, case._replace(way=base)], result)
+    for (side, case), result in results.items()
+    if side == OURS
+    and case.way == way
+    and (OURS, case._replace(way=base)) in results
+  }
+
+
+# Network -> least speed over PyTorch, up to which batch, and a title.
+SPEED_GOALS = {
+  'lenet': (2.0, 256, 'LeNet-5, batch up to 256'),
+  'a1': (1.2, 1024, "A1's CIFAR-10 network"),
+  'resnet20': (1.0, 1024, 'ResNet-20'),
+}
+# (way, base) -> the highest cost of the way over that of its base, and a title.
+COST_GOALS = {
+  ('256', '0'): (1.15, 'delay 256 over delay 0'),
+  (ASYNC, SCAN): (
+    1.1,
+    f'{NUM_ASYNC_LEARNERS} asynchronous learners over plain SGD',
+  ),
+  (SCAN, STEPS): (1.0, 'a loop over separate jitted steps'),
+}
+
+
+def judge(results: Results, clock: str) -> list[str]:
+  """Says for each goal whether its worst case meets it.
 
   Args:
-    group: What to measure.
-    staff: Side -> its worker.
-    num_rounds: Turns for each case.
+    results: Those with one number of threads.
+    clock: The field of `Ratio` to judge by.
 
   Returns:
-    The results.
+    A line for each goal.
+  """
+  lines = []
+  for model, (limit, max_batch, title) in SPEED_GOALS.items():
+    ratios = compare_sides(results, model, max_batch)
+    worst = min(
+      ratios.items(), key=lambda item: getattr(item[1], clock), default=None
+    )
+    wish = f'>= {limit:<4} speed over PyTorch, {title}'
+    lines.append(_judge_worst(worst, clock, wish, at_least=limit))
+  for (way, base), (limit, title) in COST_GOALS.items():
+    ratios = compare_ways(results, way, base)
+    worst = max(
+      ratios.items(), key=lambda item: getattr(item[1], clock), default=None
+    )
+    wish = f'<= {limit:<4} cost of {title}'
+    lines.append(_judge_worst(worst, clock, wish, at_most=limit))
+  return lines
+
+
+def _judge_worst(
+  worst: tuple[str, Ratio] | None, clock: str, wish: str, **limit: float
+) -> str:
+  """A line about the worst case of a goal, if any was measured."""
+  if worst is None:
+    return f'not measured              {wish}'
+  name, ratio = worst
+  word = measuring.say_met(measuring.is_met(getattr(ratio, clock), **limit))
+  return (
+    f'{word:6} wall {ratio.wall:5.2f} CPU {ratio.cpu:5.2f}  {wish} ({name})'
+  )
+
+
+@contextlib.contextmanager
+def start_sides(
+  pythons: Mapping[str, str], num_threads: int
+) -> Iterator[dict[str, processes.Worker]]:
+  """Starts a worker for each side, in the interpreter of that side."""
+  modules = {OURS: 'training_jax', TORCH: 'training_torch'}
+  commands = [
+    [python, '-m', f'launch.benchmarks.{modules[side]}', str(num_threads)]
+    for side, python in pythons.items()
+  ]
+  variables = processes.limit_threads(num_threads)
+  with processes.start_workers(commands, variables) as workers:
+    yield dict(zip(pythons, workers, strict=True))
+
+
+def measure_group(
+  model: str,
+  batch: int,
+  delays: tuple[int, ...],
+  own_ways: tuple[str, ...],
+  workers: Mapping[str, processes.Worker],
+  num_rounds: int,
+) -> dict[tuple[str, Case], Result]:
+  """Measures the cases of a group in turns.
 
   Raises:
     WorkerError: if a worker failed.
     ValueError: if the sides do not train the same network.
   """
-  turns = group.list_turns([*staff])
-  answers: dict[tuple[str, cases.Case], list[dict[str, Any]]]
-  answers = {turn: [] for turn in turns}
+  cases = [(side, str(delay)) for delay in delays for side in workers]
+  cases += [(OURS, way) for way in own_ways]
+  programs = {
+    (side, case := Case(model, batch, way)): functools.partial(
+      processes.ask_all, [workers[side]], case.line, _TIMEOUT
+    )
+    for side, way in cases
+  }
   # The round that compiles does not count: it also blurs its neighbours.
-  for number in range(num_rounds + 1):
-    for side, case in turns:
-      answer = staff[side].ask(case.line, _TIMEOUT)
-      if number:
-        answers[side, case].append(answer)
-  results = {turn: merge(rounds) for turn, rounds in answers.items()}
+  rounds = measuring.run_in_turns(programs, num_rounds, num_warm_up=1)
+  results = {
+    key: Result(
+      max(answer['images_per_second'] for (answer,) in answers),
+      min(answer['cpu_us_per_image'] for (answer,) in answers),
+      *(
+        answers[0][0][name]
+        for name in ('compile_seconds', 'peak_mb', 'num_params')
+      ),
+    )
+    for key, answers in rounds.items()
+  }
   sizes = {result.num_params for result in results.values()}
   if len(sizes) > 1:
     raise ValueError(
-      f'All sides must train the same {group.model}, got numbers of weights '
+      f'All sides must train the same {model}, got numbers of weights '
       f'{sorted(sizes)}.'
     )
   return results
 
 
-def print_header() -> None:
-  """The names of the columns."""
-  print(
-    f'\n{"":22} {"images / s":>15} {"CPU us / image":>15} {"x PyTorch":>11} '
-    f'{"compile":>7} {"peak MB":>11}\n'
-    f'{"thr":3} {"network":8} {"batch":>4} {"way":>5}'
-    f'{"torch":>8} {"jasgd":>7} {"torch":>7} {"jasgd":>7} '
-    f'{"wall":>5} {"CPU":>5} {"s":>7} {"torch":>5} {"jasgd":>5}'
-  )
-
-
 def print_row(
-  num_threads: int,
-  case: cases.Case,
-  ours: goals.Result,
-  torch: goals.Result | None,
+  num_threads: int, case: Case, ours: Result, torch: Result | None
 ) -> None:
-  """A line of the table."""
-  if torch is None:
-    speed = cpu = wall_ratio = cpu_ratio = peak = '-'
-  else:
-    ratio = goals.get_speedup(ours, torch)
-    speed = f'{torch.images_per_second:.0f}'
-    cpu = f'{torch.cpu_us_per_image:.1f}'
-    wall_ratio, cpu_ratio = f'{ratio.wall:.2f}', f'{ratio.cpu:.2f}'
-    peak = f'{torch.peak_mb:.0f}'
+  """Prints a line of the table."""
+  cells = ['-'] * 5
+  if torch is not None:
+    wall, cpu = get_speedup(ours, torch)
+    cells = [
+      f'{torch.images_per_second:.0f}',
+      f'{torch.cpu_us_per_image:.1f}',
+      f'{wall:.2f}',
+      f'{cpu:.2f}',
+      f'{torch.peak_mb:.0f}',
+    ]
   print(
     f'{num_threads:<3} {case.model:8} {case.batch:5} {case.way:>5} '
-    f'{speed:>7} {ours.images_per_second:7.0f} '
-    f'{cpu:>7} {ours.cpu_us_per_image:7.1f} {wall_ratio:>5} {cpu_ratio:>5} '
-    f'{ours.compile_seconds:7.1f} {peak:>5} {ours.peak_mb:5.0f}',
+    f'{cells[0]:>7} {ours.images_per_second:7.0f} '
+    f'{cells[1]:>7} {ours.cpu_us_per_image:7.1f} {cells[2]:>5} {cells[3]:>5} '
+    f'{ours.compile_seconds:7.1f} {cells[4]:>5} {ours.peak_mb:5.0f}',
     flush=True,
   )
 
@@ -209,32 +276,117 @@ def print_row(
 def run(quick: bool) -> None:
   """Prints a table, and a line for each goal."""
   print(__doc__)
-  groups = QUICK_GROUPS if quick else GROUPS
-  pythons = {goals.OURS: sys.executable}
-  if not quick:
-    torch_python = environments.find_python(environments.TORCH)
-    if torch_python:
-      pythons[goals.TORCH] = torch_python
+  pythons = {OURS: sys.executable}
+  torch_python = processes.find_python(processes.TORCH, may_install=not quick)
+  if torch_python:
+    pythons = {TORCH: torch_python, **pythons}
   verdicts = []
-  for num_threads in sorted({1} if quick else {1, count_cores()}):
-    results: dict[tuple[str, cases.Case], goals.Result] = {}
-    print_header()
-    with start_workers(pythons, num_threads) as staff:
-      for group in groups:
-        measured = measure_group(
-          group, staff, NUM_QUICK_ROUNDS if quick else NUM_ROUNDS
-        )
-        results |= measured
-        for (side, case), result in measured.items():
-          if side == goals.OURS:
-            torch = measured.get((goals.TORCH, case))
-            print_row(num_threads, case, result, torch)
-    clock = 'cpu' if num_threads == 1 else 'wall'
-    verdicts += [
-      f'{num_threads:<3} {goals.judge(goal, results, clock)}'
-      for goal in goals.GOALS
-    ]
+  for num_threads in sorted({1} if quick else {1, processes.count_cores()}):
+    results: dict[tuple[str, Case], Result] = {}
+    print(
+      f'\n{"":22} {"images / s":>15} {"CPU us / image":>15} {"x PyTorch":>11} '
+      f'{"compile":>7} {"peak MB":>11}\n'
+      f'{"thr":3} {"network":8} {"batch":>4} {"way":>5}'
+      f'{"torch":>8} {"jasgd":>7} {"torch":>7} {"jasgd":>7} '
+      f'{"wall":>5} {"CPU":>5} {"s":>7} {"torch":>5} {"jasgd":>5}'
+    )
+    with start_sides(pythons, num_threads) as workers:
+      for group in QUICK_GROUPS if quick else GROUPS:
+        found = measure_group(*group, workers, 1 if quick else 5)
+        for (side, case), result in found.items():
+          if side == OURS:
+            print_row(num_threads, case, result, found.get((TORCH, case)))
+        results |= found
+    lines = judge(results, 'cpu' if num_threads == 1 else 'wall')
+    verdicts += [f'{num_threads:<3} {line}' for line in lines]
     if num_threads == 1:
-      print(f'\nOf its core a worker had {goals.get_share(results):.0%}.')
+      # CPU time over wall time: 1 where nothing else ran.
+      share = statistics.median(
+        result.images_per_second * result.cpu_us_per_image / 1e6
+        for result in results.values()
+      )
+      print(f'\nOf its core a worker had {share:.0%}.')
   print('\nGoals, by the number of threads; in brackets the worst case')
   print('\n'.join(verdicts), flush=True)
+
+
+# Below: the side of the workers.
+
+
+class Program(Protocol):
+  """Training that goes on turn by turn."""
+
+  num_params: int
+
+  def advance(self) -> float:
+    """Trains for one turn to its end; returns the last loss."""
+    ...
+
+
+def make_examples(model: str) -> dict[str, np.ndarray]:
+  """Random images, as bytes [n, height, width, channels], and their labels."""
+  rng = np.random.default_rng(0)
+  shape = (NUM_EXAMPLES, *SHAPES[model])
+  return {
+    'image': rng.integers(0, 256, shape, np.uint8),
+    'label': rng.integers(0, NUM_CLASSES, NUM_EXAMPLES, np.int32),
+  }
+
+
+def serve(num_threads: int, make_program: Callable[[Case], Program]) -> None:
+  """Answers each line of stdin with the measurements of one turn.
+
+  The programs of one model and batch are kept, and run in turns. The first time
+  that a case is asked for, it is built and run twice: `compile_seconds` is what
+  the first turn takes beyond the second, and `peak_mb` the most memory that the
+  process held meanwhile.
+
+  Raises:
+    FloatingPointError: if a loss is not finite, because such numbers have a
+      speed of their own.
+  """
+  processes.pin(num_threads)
+  answers = processes.Answers()
+  for (model, batch), lines in itertools.groupby(
+    map(str.split, sys.stdin), lambda words: words[:2]
+  ):
+    programs: dict[str, tuple[Program, dict[str, float]]] = {}
+    for *_, way in lines:
+      case = Case(model, int(batch), way)
+      if way not in programs:
+        with open('/proc/self/clear_refs', 'w') as file:
+          file.write('5')  # Resets the peak of memory.
+        program = make_program(case)
+        first, second = (_time_turn(program, case) for _ in range(2))
+        programs[way] = (
+          program,
+          {
+            'compile_seconds': max(0.0, first['seconds'] - second['seconds']),
+            'peak_mb': _read_peak() / 1e6,
+            'num_params': program.num_params,
+          },
+        )
+      program, start = programs[way]
+      answers.send({**_time_turn(program, case), **start})
+
+
+def _time_turn(program: Program, case: Case) -> dict[str, float]:
+  """The speed of one turn, by the clock on the wall and that of the CPU."""
+  wall, cpu = time.perf_counter(), time.process_time()
+  loss = program.advance()
+  wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+  if not math.isfinite(loss):
+    raise FloatingPointError(f'The loss must stay finite, got {loss}.')
+  num_images = case.num_steps * case.batch
+  return {
+    'seconds': wall,
+    'images_per_second': num_images / wall,
+    'cpu_us_per_image': 1e6 * cpu / num_images,
+  }
+
+
+def _read_peak() -> int:
+  """The most bytes that this process held at once."""
+  with open('/proc/self/status') as file:
+    fields = dict(line.split(':', 1) for line in file)
+  return 1024 * int(fields['VmHWM'].split()[0])

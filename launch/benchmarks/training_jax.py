@@ -1,9 +1,9 @@
-"""Our side of the suite `training`: a worker, started by its parent.
+"""Our side of the suite `training`: a worker.
 
   python -m launch.benchmarks.training_jax NUM_THREADS
 
-The parent sets the environment variables that hold XLA to that many threads,
-which must be there before jax is imported.
+The suite starts it, with the environment variables that hold XLA to that many
+threads, which must be set before jax is imported.
 """
 
 import functools
@@ -22,25 +22,23 @@ from jasgd import simulation
 from jasgd import tasks
 from jasgd.tasks import _cifar10
 from jasgd.tasks import _mnist
-from launch.benchmarks import serving
-from launch.benchmarks import training_cases as cases
+from launch.benchmarks import training
 
 # Turns until the same stretch of a trace is replayed again.
 NUM_TURNS = 8
 
-OPTIMIZER = optax.sgd(cases.RATE, cases.MOMENTUM)
+OPTIMIZER = optax.sgd(training.RATE, training.MOMENTUM)
 
 
 # All ways to train a model share its task, and by that its gradient.
 @functools.lru_cache(maxsize=1)
 def make_task(model: str, batch: int) -> tasks.Task:
-  """The task that `tasks.make_task` gives, on random images.
+  """The task of `tasks.make_task`, on random images: no data is needed.
 
-  The sets themselves need not be there; so the private tables, which say what
-  those tasks are made of, are used here.
+  For that the private tables of those tasks' models are used.
   """
-  jax.clear_caches()  # What was compiled for another batch is in memory still.
-  examples = cases.make_examples(model)
+  jax.clear_caches()  # Programs of another batch are in memory still.
+  examples = training.make_examples(model)
   if model in _mnist.MODELS:
     module, chunk = _mnist.MODELS[model]
     return tasks.from_linen(module, examples, batch=batch, chunk=chunk)
@@ -58,10 +56,10 @@ def make_task(model: str, batch: int) -> tasks.Task:
 class ReplayProgram:
   """Replays a trace with the fast engine: constant delays, or learners."""
 
-  def __init__(self, task: tasks.Task, case: cases.Case) -> None:
+  def __init__(self, task: tasks.Task, case: training.Case) -> None:
     """Simulates the trace, and goes to where it is in full swing."""
-    if case.way == cases.ASYNC:
-      num_learners = cases.NUM_ASYNC_LEARNERS
+    if case.way == training.ASYNC:
+      num_learners = training.NUM_ASYNC_LEARNERS
       protocol = protocols.asynchronous()
       compute = simulation.gamma(1.0, 10.0)
     else:
@@ -104,17 +102,16 @@ class ReplayProgram:
 class PlainProgram:
   """SGD without any asynchrony: in one loop, or step by step."""
 
-  def __init__(self, task: tasks.Task, case: cases.Case) -> None:
+  def __init__(self, task: tasks.Task, case: training.Case) -> None:
     """Prepares the step."""
-    params, stats = task.init(tasks.fold_key(0, 0, 0))
-    # The carry is donated, so that it must not be part of anything else.
-    params, stats = jax.tree.map(jnp.copy, (params, stats))
+    # Copies, because the carry is donated.
+    params, stats = jax.tree.map(jnp.copy, task.init(tasks.fold_key(0, 0, 0)))
     self._carry = (params, stats, OPTIMIZER.init(params), jnp.zeros(()))
     self._data = task.data
-    self._num_calls = case.num_steps if case.way == cases.STEPS else 1
-    steps_per_call = case.num_steps // self._num_calls
-    self._steps_per_call = steps_per_call
+    self._num_calls = case.num_steps if case.way == training.STEPS else 1
+    self._steps_per_call = case.num_steps // self._num_calls
     self._step = 0
+    self.num_params = count(params)
     gradient = engine.make_gradient(task)
 
     def step(index: Any, carry: Any, data: Any) -> Any:
@@ -124,41 +121,38 @@ class PlainProgram:
       params = optax.apply_updates(params, updates)
       return params, result.stats, state, result.loss
 
-    def loop(carry: Any, first: Any, data: Any) -> Any:
+    def advance(carry: Any, first: Any, data: Any) -> Any:
+      if case.way == training.STEPS:
+        return step(first, carry, data)
       return lax.fori_loop(
         first,
-        first + steps_per_call,
+        first + case.num_steps,
         lambda index, carry: step(index, carry, data),
         carry,
       )
 
-    def once(carry: Any, first: Any, data: Any) -> Any:
-      return step(first, carry, data)
-
-    chosen = once if case.way == cases.STEPS else loop
-    self._run = jax.jit(chosen, donate_argnums=0)
-    self.num_params = count(params)
+    self._advance = jax.jit(advance, donate_argnums=0)
 
   def advance(self) -> float:
     """Trains for one turn."""
     for _ in range(self._num_calls):
-      self._carry = self._run(self._carry, np.int32(self._step), self._data)
+      self._carry = self._advance(self._carry, np.int32(self._step), self._data)
       self._step += self._steps_per_call
     return float(jax.block_until_ready(self._carry)[-1])
 
 
 def count(params: Any) -> int:
-  """How many weights there are."""
+  """The number of weights."""
   return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def make_program(case: cases.Case) -> serving.Program:
-  """What a case asks for."""
+def make_program(case: training.Case) -> training.Program:
+  """Builds the program of a case."""
   task = make_task(case.model, case.batch)
-  if case.way in (cases.SCAN, cases.STEPS):
+  if case.way in (training.SCAN, training.STEPS):
     return PlainProgram(task, case)
   return ReplayProgram(task, case)
 
 
 if __name__ == '__main__':
-  serving.run_worker(int(sys.argv[1]), make_program)
+  training.serve(int(sys.argv[1]), make_program)

@@ -1,13 +1,11 @@
-"""PyTorch's side of the suite `training`: a worker, started by its parent.
+"""PyTorch's side of the suite `training`: a worker.
 
   .venv-torch/bin/python -m launch.benchmarks.training_torch NUM_THREADS
 
 Plain eager PyTorch as people write it, with the networks of `jasgd.tasks`. A
 delay is made as in the paper: gradients wait in a queue before the optimizer
-gets them. Images are floats in memory already, which is a gift: our side starts
-from bytes.
-
-Nothing else imports this module, for torch lives in an environment of its own.
+gets them. Images are floats in memory already, which favours PyTorch: our side
+starts from bytes. The suite starts it, in an environment that has torch.
 
 References:
   Jain et al., `An Analysis of the Delayed Gradients Problem in Asynchronous SGD
@@ -18,8 +16,8 @@ import collections
 import sys
 from typing import Any
 
-from launch.benchmarks import serving
-from launch.benchmarks import training_cases as cases
+from launch.benchmarks import processes
+from launch.benchmarks import training
 
 
 def make_lenet() -> Any:
@@ -38,7 +36,7 @@ def make_lenet() -> Any:
     nn.ReLU(),
     nn.Linear(120, 84),
     nn.ReLU(),
-    nn.Linear(84, cases.NUM_CLASSES),
+    nn.Linear(84, training.NUM_CLASSES),
   )
 
 
@@ -54,7 +52,7 @@ def make_a1() -> Any:
       nn.MaxPool2d(2),
     ]
   return nn.Sequential(
-    *layers, nn.Flatten(), nn.Linear(64 * 4 * 4, cases.NUM_CLASSES)
+    *layers, nn.Flatten(), nn.Linear(64 * 4 * 4, training.NUM_CLASSES)
   )
 
 
@@ -98,7 +96,7 @@ def make_resnet20() -> Any:
     *layers,
     nn.AdaptiveAvgPool2d(1),
     nn.Flatten(),
-    nn.Linear(64, cases.NUM_CLASSES),
+    nn.Linear(64, training.NUM_CLASSES),
   )
 
 
@@ -130,7 +128,7 @@ class DelayedOptimizer:
 class TorchProgram:
   """Trains a network."""
 
-  def __init__(self, case: cases.Case) -> None:
+  def __init__(self, case: training.Case) -> None:
     """Makes the network, its optimizer and its examples."""
     import torch  # pyrefly: ignore
 
@@ -139,10 +137,10 @@ class TorchProgram:
     self._model = MODELS[case.model]()
     params = list(self._model.parameters())
     self._optimizer = torch.optim.SGD(
-      params, lr=cases.RATE, momentum=cases.MOMENTUM
+      params, lr=training.RATE, momentum=training.MOMENTUM
     )
     self._delayed = DelayedOptimizer(self._optimizer, params, int(case.way))
-    examples = cases.make_examples(case.model)
+    examples = training.make_examples(case.model)
     images = torch.from_numpy(examples['image']).permute(0, 3, 1, 2)
     self._images = images.float().div(255).contiguous()
     self._labels = torch.from_numpy(examples['label']).long()
@@ -168,7 +166,7 @@ class TorchProgram:
 
     batch = self._case.batch
     if len(self._order) < batch:
-      self._order = torch.randperm(cases.NUM_EXAMPLES)
+      self._order = torch.randperm(training.NUM_EXAMPLES)
     index, self._order = self._order[:batch], self._order[batch:]
     return index
 
@@ -176,12 +174,12 @@ class TorchProgram:
 def main(num_threads: int) -> None:
   """Serves stdin."""
   # Before torch is there: it counts the cores.
-  serving.pin(num_threads)
+  processes.pin(num_threads)
   import torch  # pyrefly: ignore
 
   torch.set_num_threads(num_threads)
   torch.set_num_interop_threads(num_threads)
-  serving.run_worker(num_threads, TorchProgram)
+  training.serve(num_threads, TorchProgram)
 
 
 if __name__ == '__main__':

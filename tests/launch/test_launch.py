@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from jasgd import traces
-from launch.benchmarks import timing
 from tests import marks
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -25,40 +24,6 @@ def _run(*arguments, cwd=ROOT, timeout=300, **environment):
     text=True,
     env={**os.environ, **environment},
   )
-
-
-@pytest.mark.parametrize(
-  'suite',
-  [
-    'import',
-    pytest.param('delay', marks=pytest.mark.slow),
-    pytest.param('gossip', marks=pytest.mark.slow),
-    pytest.param('simulator', marks=pytest.mark.slow),
-  ],
-)
-def test_benchmark(suite):
-  done = _run(
-    sys.executable, '-m', 'launch.benchmark', f'--suite={suite}', '--quick'
-  )
-  assert done.returncode == 0, done.stderr
-  table = done.stdout.splitlines()
-  if suite == 'delay':
-    rows = [line for line in table if re.search(r' (step|scan) +\d', line)]
-    assert len(rows) == 2 * 2 * 3
-  elif suite == 'gossip':
-    rows = [line for line in table if re.search(r'Goal: at most 1.25 x', line)]
-    assert len(rows) == 6  # One for each strategy.
-  else:
-    last = {'import': 'all of jasgd', 'simulator': 'asynchronous, shared link'}[
-      suite
-    ]
-    assert table[-1].startswith(last)
-
-
-def test_benchmark_wants_a_suite():
-  done = _run(sys.executable, '-m', 'launch.benchmark')
-  assert done.returncode != 0
-  assert '--suite' in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,23 +46,6 @@ def test_help_helps(module):
   done = _run(sys.executable, '-m', f'launch.{module}', '--help')
   assert f'python -m launch.{module} --' in done.stdout  # An example.
   assert '--workdir' in done.stdout or '--suite' in done.stdout
-
-
-def test_timing_takes_the_best_turn():
-  calls = []
-
-  def step(value):
-    calls.append(value)
-    return (value + 1,)
-
-  program = timing.Program(step, (0,), num_steps=4, num_warm_up=10)
-  program.warm_up(seconds_per_turn=0)
-  assert len(calls) == 3 + 5  # 10 steps are 3 calls; then 5 of one call.
-  times = timing.measure_in_turns(
-    {'a': program, 'b': timing.Program(step, (0,), 1)}, 2, 0.0
-  )
-  assert set(times) == {'a', 'b'}
-  assert 0 < times['a'] < 1
 
 
 def test_simulate_writes_a_trace_and_pictures(tmp_path):

@@ -1,6 +1,5 @@
 """`launch.simulate`: what it refuses, and what it leaves behind."""
 
-import inspect
 import os
 import pathlib
 import subprocess
@@ -10,12 +9,9 @@ import pytest
 
 import jasgd
 from jasgd import experiment
-from jasgd import gossip
-from jasgd import protocols
 from jasgd import reports
 from jasgd import traces
 from launch import simulate
-from launch.benchmarks import simulator
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = {'a server': 'simulate_jain', 'nodes': 'simulate_gossip'}
@@ -123,24 +119,3 @@ def test_the_trace_is_saved_before_anything_is_drawn(
   with pytest.raises(MemoryError):
     simulate.main()
   assert len(load(tmp_path / 'trace'))
-
-
-def test_the_benchmark_has_every_protocol_and_strategy():
-  names = {row.protocol.name for row in simulator.ROWS.values()}
-  public = set(protocols.__all__) - {
-    *('Decision', 'Fate', 'Protocol', 'check_count', 'check_number'),
-    'parse_protocol',
-    'constant_delay',  # It is the asynchronous one.
-  }
-  assert names == public
-  strategies = {type(strategy) for strategy in simulator.STRATEGIES.values()}
-  assert strategies == {
-    item
-    for name in gossip.__all__
-    if inspect.isclass(item := getattr(gossip, name))
-    and issubclass(item, gossip.PeerStrategy)
-    and item not in (gossip.PeerStrategy, gossip.Gossip)
-  }
-  assert any(row.failures for row in simulator.ROWS.values())
-  for row in simulator.ROWS.values():
-    assert (row.num_learners == simulator.MANY) == bool(row.than)
