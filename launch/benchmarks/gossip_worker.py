@@ -315,7 +315,10 @@ def _make_bare(
 
 
 def _simulate(
-  task: tasks.Task, strategy: gossip.PeerStrategy, num_nodes: int, num_steps: int
+  task: tasks.Task,
+  strategy: gossip.PeerStrategy,
+  num_nodes: int,
+  num_steps: int,
 ) -> float:
   """Simulates nodes, and replays the trace; returns the last loss."""
   trace = simulation.simulate_nodes(
