@@ -29,8 +29,6 @@ _GRACE = 0.5
 _PATIENCE = 5.0
 # Seconds after which an exchange whose connection was cut must have ended.
 _END = 10.0
-# Letters of the text to a client whose message was no good.
-_MAX_REFUSAL = 1000
 
 
 class FlightChannel(_wire.Channel):
@@ -166,7 +164,7 @@ class FlightChannel(_wire.Channel):
 
   def _refuse(self, error: _messages.MessageError) -> bool:
     """Tells both sides that a message was no good."""
-    self._refusal = str(error)[:_MAX_REFUSAL]
+    self._refusal = str(error)
     refusal = _messages.Message(_messages.Verb.REFUSED, text=self._refusal)
     if not self._put(error=error):
       return False
