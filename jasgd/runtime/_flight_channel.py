@@ -42,6 +42,9 @@ class FlightChannel(_wire.Channel):
     put: Takes events.
     cut: Breaks the connections of a peer.
     batches: Of snapshots.
+
+  Attributes:
+    peer: The client's end of the connection, as gRPC writes it.
   """
 
   def __init__(
@@ -62,8 +65,8 @@ class FlightChannel(_wire.Channel):
     self._put_event = put
     self._cut = cut
     self._batches = batches
-    self._peer = context.peer()
-    self.name = f'flight {self._peer}'
+    self.peer = context.peer()
+    self.name = f'flight {self.peer}'
     self._outbox: queue.SimpleQueue[
       tuple[bytes, list[pa.RecordBatch], bool] | None
     ] = queue.SimpleQueue()
@@ -117,7 +120,7 @@ class FlightChannel(_wire.Channel):
       before = now
       if self._has_ended.wait(_PATIENCE if self._is_writing else _GRACE):
         return
-    self._cut(self._peer)
+    self._cut(self.peer)
     self._has_ended.wait(_END)
 
   def serve(self) -> None:
