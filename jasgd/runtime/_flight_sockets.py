@@ -9,6 +9,7 @@ all of them end at once.
 from collections.abc import Callable, Iterator
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import resource
@@ -128,9 +129,14 @@ def _is_socket(entry: str) -> bool:
 def _name(place: tuple[str, int]) -> str:
   """An end, as gRPC writes it."""
   host, port = place[:2]
+  return f'{_name_host(host)}:{port}'
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_host(host: str) -> str:
   address = ipaddress.ip_address(host)
   if isinstance(address, ipaddress.IPv6Address):
     if address.ipv4_mapped is None:
-      return f'ipv6:{urllib.parse.quote(f"[{address}]", safe=":")}:{port}'
+      return f'ipv6:{urllib.parse.quote(f"[{address}]", safe=":")}'
     address = address.ipv4_mapped
-  return f'ipv4:{address}:{port}'
+  return f'ipv4:{address}'

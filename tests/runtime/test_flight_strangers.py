@@ -42,6 +42,34 @@ server = runtime.serve(
 print(server.end_reason)
 """
 
+# Takes all file descriptors, and frees them at the first warning.
+SHORT_OF_FILES = f"""
+import logging, os, resource, sys
+from jasgd import workdir
+from tests.runtime import scripted
+bench = scripted.Bench(
+  workdir=workdir.Workdir(sys.argv[1]), num_learners=1, num_updates=1
+)
+(client,) = scripted.join(bench, 1)
+taken = []
+class Handler(logging.Handler):
+  def emit(self, record):
+    if 'too many open files' in record.getMessage() and taken:
+      while taken:
+        os.close(taken.pop())
+      print('freed')
+logging.getLogger('jasgd').addHandler(Handler())
+resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))
+try:
+  while True:
+    taken.append(os.dup(0))
+except OSError:
+  pass
+client.push()
+bench.server.finish()
+bench.close()
+"""
+
 
 @pytest.fixture
 def inbox():
@@ -160,3 +188,17 @@ def test_a_run_goes_on_while_strangers_hold_their_connections(tmp_path):
   assert (server.returncode, output) == (0, 'All 20 updates were made.\n')
   assert 'Traceback' not in errors
   assert workdir.list_checkpoints(folder)[-1] == 20
+
+
+def test_a_checkpoint_waits_for_file_descriptors(tmp_path):
+  """They are all taken when it begins, and free again after a warning."""
+  done = subprocess.run(
+    [sys.executable, '-c', SHORT_OF_FILES, tmp_path],
+    cwd=live.ROOT,
+    timeout=live.PATIENCE,
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stdout) == (0, 'freed\n'), done.stderr
+  assert workdir.list_checkpoints(tmp_path) == [0, 1]
+  assert workdir.set_aside_broken(tmp_path) == []  # They are whole.
