@@ -127,6 +127,9 @@ class Saver:
     clock = position['clock']
     for retries_left in reversed(range(_MAX_RETRIES + 1)):
       try:
+        is_retry = retries_left < _MAX_RETRIES
+        if is_retry and clock in workdirs.list_checkpoints(self._workdir):
+          return  # All but the removal of older ones was done.
         workdirs.save_checkpoint(
           self._workdir,
           clock,
@@ -146,8 +149,6 @@ class Saver:
           error,
         )
         time.sleep(_RETRY_PAUSE)
-        if clock in workdirs.list_checkpoints(self._workdir):
-          return  # All but the removal of older ones was done.
 
 
 def _is_shortage(error: BaseException | None) -> bool:
