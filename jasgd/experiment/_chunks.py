@@ -157,7 +157,11 @@ def _train(
 
 
 def _restore(run: Run, folder: workdirs.Workdir) -> int:
-  """Goes to the last checkpoint, if there is one; gives the metrics' place."""
+  """Goes to the last checkpoint, if there is one; gives the metrics' place.
+
+  One that cannot be read is set aside, and the one before it is used.
+  """
+  workdirs.set_aside_broken(folder)
   like = jax.eval_shape(lambda: run.replay.carry)
   found = workdirs.restore_checkpoint(folder, like)
   if found is None:

@@ -1,6 +1,7 @@
 """What is said of an all-reduce that cannot go on, as one of it is lost."""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import signal
 import time
 from typing import Any
@@ -80,13 +81,15 @@ def end_group(
 
 
 def list_saved(folder: workdirs.Workdir, node: int) -> set[int]:
-  """The steps of a node's checkpoints."""
+  """The steps of a node's checkpoints, but for those that cannot be read."""
   own = runtime.find_folder(folder, node)
-  positions = [
-    workdirs.read_position(own, clock)
-    for clock in workdirs.list_checkpoints(own)
-  ]
-  return {position['step'] for position in positions if position}
+  steps = set()
+  for clock in workdirs.list_checkpoints(own):
+    with contextlib.suppress(workdirs.WorkdirError):
+      position = workdirs.read_position(own, clock)
+      if position is not None:
+        steps.add(position['step'])
+  return steps
 
 
 def leave_group(

@@ -29,8 +29,6 @@ _GRACE = 0.5
 _PATIENCE = 5.0
 # Seconds after which an exchange whose connection was cut must have ended.
 _END = 10.0
-# Letters of the text to a client whose message was no good.
-_MAX_REFUSAL = 1000
 
 
 class FlightChannel(_wire.Channel):
@@ -44,6 +42,9 @@ class FlightChannel(_wire.Channel):
     put: Takes events.
     cut: Breaks the connections of a peer.
     batches: Of snapshots.
+
+  Attributes:
+    peer: The client's end of the connection, as gRPC writes it.
   """
 
   def __init__(
@@ -64,8 +65,8 @@ class FlightChannel(_wire.Channel):
     self._put_event = put
     self._cut = cut
     self._batches = batches
-    self._peer = context.peer()
-    self.name = f'flight {self._peer}'
+    self.peer = context.peer()
+    self.name = f'flight {self.peer}'
     self._outbox: queue.SimpleQueue[
       tuple[bytes, list[pa.RecordBatch], bool] | None
     ] = queue.SimpleQueue()
@@ -119,7 +120,7 @@ class FlightChannel(_wire.Channel):
       before = now
       if self._has_ended.wait(_PATIENCE if self._is_writing else _GRACE):
         return
-    self._cut(self._peer)
+    self._cut(self.peer)
     self._has_ended.wait(_END)
 
   def serve(self) -> None:
@@ -166,7 +167,7 @@ class FlightChannel(_wire.Channel):
 
   def _refuse(self, error: _messages.MessageError) -> bool:
     """Tells both sides that a message was no good."""
-    self._refusal = str(error)[:_MAX_REFUSAL]
+    self._refusal = str(error)
     refusal = _messages.Message(_messages.Verb.REFUSED, text=self._refusal)
     if not self._put(error=error):
       return False

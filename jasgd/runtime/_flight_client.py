@@ -119,9 +119,13 @@ def _open(
 
 
 def _shorten(error: BaseException) -> str:
-  """What an error of Flight says, without what gRPC has to add."""
+  """What an error of Flight says, without what gRPC has to add.
+
+  Most of it is the server's own text, and is cleaned like that of a message.
+  """
   text = str(error).split('. gRPC client debug context')[0]
-  return text.split('. Detail: ')[0].rstrip('.') or 'it hung up'
+  text = text.split('. Detail: ')[0].rstrip('.') or 'it hung up'
+  return _messages.clean_text(text)
 
 
 class _FlightConnection(_wire.Connection):

@@ -8,11 +8,17 @@ all of them end at once.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import errno
+import functools
 import ipaddress
 import os
+import resource
 import socket
 from typing import NamedTuple
 import urllib.parse
+
+# Errors of a process, or of a system, that has no file descriptor left.
+_SHORTAGE = (errno.EMFILE, errno.ENFILE)
 
 
 class Ends(NamedTuple):
@@ -38,6 +44,17 @@ def cut_connections(is_meant: Callable[[Ends], bool]) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+def find_listeners(port: int) -> list[socket.socket]:
+  """Copies of the sockets of this process that listen at a port."""
+  found = []
+  for each in _iterate_sockets():
+    is_listening = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if is_listening and each.getsockname()[1] == port:
+      # Not `each.dup()`, which would make gRPC's own socket a blocking one.
+      found.append(socket.socket(fileno=os.dup(each.fileno())))
+  return found
+
+
 def check_port(host: str, port: int) -> None:
   """Raises an OSError if someone listens at a port.
 
@@ -54,32 +71,72 @@ def check_port(host: str, port: int) -> None:
 
 def _iterate() -> Iterator[tuple[Ends, socket.socket]]:
   """All connections over IP that this process has."""
-  for entry in os.listdir('/proc/self/fd'):
+  for connection in _iterate_sockets():
     try:
-      if not os.readlink(f'/proc/self/fd/{entry}').startswith('socket:'):
-        continue
-      # A copy, which nobody else closes.
-      connection = socket.socket(fileno=os.dup(int(entry)))
-    except OSError:  # It was closed meanwhile.
+      ends = Ends(
+        _name(connection.getsockname()), _name(connection.getpeername())
+      )
+    except OSError:  # It is not connected.
       continue
-    with connection:
-      if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        continue
+    yield ends, connection
+
+
+def _iterate_sockets() -> Iterator[socket.socket]:
+  """Each socket for IP that this process has, for one turn of a loop.
+
+  It is a copy, which nobody else closes; or the socket itself if there is no
+  file descriptor for a copy.
+  """
+  for descriptor in _list_descriptors():
+    try:
+      found = socket.socket(fileno=os.dup(descriptor))
+    except OSError as error:
+      if error.errno not in _SHORTAGE:
+        continue  # It was closed meanwhile.
       try:
-        ends = Ends(
-          _name(connection.getsockname()), _name(connection.getpeername())
-        )
-      except OSError:  # It is not connected.
+        found = socket.socket(fileno=descriptor)
+      except OSError:  # It is no socket.
         continue
-      yield ends, connection
+    try:
+      if found.family in (socket.AF_INET, socket.AF_INET6):
+        yield found
+    finally:
+      if found.fileno() == descriptor:
+        found.detach()  # It belongs to somebody else.
+      else:
+        found.close()
+
+
+def _list_descriptors() -> list[int]:
+  """The file descriptors of this process that are sockets, or may be."""
+  try:
+    entries = os.listdir('/proc/self/fd')
+  except OSError as error:
+    if error.errno not in _SHORTAGE:
+      raise
+    # There is none for the folder: all may be sockets, below the limit.
+    return list(range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+  return [int(entry) for entry in entries if _is_socket(entry)]
+
+
+def _is_socket(entry: str) -> bool:
+  try:
+    return os.readlink(f'/proc/self/fd/{entry}').startswith('socket:')
+  except OSError:  # It was closed meanwhile.
+    return False
 
 
 def _name(place: tuple[str, int]) -> str:
   """An end, as gRPC writes it."""
   host, port = place[:2]
+  return f'{_name_host(host)}:{port}'
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_host(host: str) -> str:
   address = ipaddress.ip_address(host)
   if isinstance(address, ipaddress.IPv6Address):
     if address.ipv4_mapped is None:
-      return f'ipv6:{urllib.parse.quote(f"[{address}]", safe=":")}:{port}'
+      return f'ipv6:{urllib.parse.quote(f"[{address}]", safe=":")}'
     address = address.ipv4_mapped
-  return f'ipv4:{address}:{port}'
+  return f'ipv4:{address}'

@@ -10,6 +10,7 @@ from pyarrow import flight
 
 from jasgd.runtime import _buffers
 from jasgd.runtime import _flight_channel
+from jasgd.runtime import _flight_guard
 from jasgd.runtime import _flight_security
 from jasgd.runtime import _flight_sockets
 from jasgd.runtime import _flight_stream
@@ -37,7 +38,11 @@ class FlightListener(_wire.Listener):
     port: 0 takes a free one.
     token: What clients must know. It is never shown.
     tls: For mutual TLS.
-    max_channels: How many clients there may be at a time.
+    max_channels: How many clients there may be at a time; fewer if the system
+      does not allow as many open files.
+    max_strangers: How many connections there may be besides, without a call
+      that had the token. The oldest are cut first.
+    patience: Seconds after which a connection without an exchange is cut.
 
   Raises:
     ValueError: for a host that is not loopback without a token, or a token that
@@ -55,6 +60,8 @@ class FlightListener(_wire.Listener):
     token: str | None = None,
     tls: _flight_security.Tls | None = None,
     max_channels: int = 1024,
+    max_strangers: int = 64,
+    patience: float = 20.0,
   ) -> None:
     if token is None and not _flight_security.is_loopback(host):
       raise ValueError(
@@ -63,10 +70,11 @@ class FlightListener(_wire.Listener):
       )
     self._inbox = inbox
     self._payload_size = payload_size
-    self._max_channels = max_channels
+    self._max_channels = _flight_guard.make_room(max_channels, max_strangers)
     self._lock = threading.Lock()
     self._channels: set[_flight_channel.FlightChannel] = set()
     self._is_closed = False
+    self._guard: _flight_guard.ConnectionGuard | None = None
     self._batches = _flight_stream.BatchCache()
     options: dict[str, Any] = {} if tls is None else tls.make_server_options()
     # Flight does not tell whose call it is before it is let in.
@@ -81,6 +89,13 @@ class FlightListener(_wire.Listener):
     except _flight_stream.STREAM_ERRORS as error:
       raise OSError(f'Can not listen on {place}:{port}: {error}') from error
     self.address = f'{place}:{self._server.port}'
+    self._guard = _flight_guard.ConnectionGuard(
+      self._server.port,
+      find_served=self._find_served,
+      on_cut=self.count_refused,
+      max_strangers=max_strangers,
+      patience=patience,
+    )
 
   def close(self) -> None:
     """Hangs up on everybody, and ends all its threads. Twice is no error."""
@@ -89,6 +104,8 @@ class FlightListener(_wire.Listener):
         return
       self._is_closed = True
       channels = list(self._channels)
+    assert self._guard is not None  # It was made when this was.
+    self._guard.close()
     for channel in channels:
       channel.close()
     # It waits for each call to end.
@@ -104,6 +121,16 @@ class FlightListener(_wire.Listener):
       self._cut(None)
       ending.join(_GRACE)
     raise TimeoutError(f'The server at {self.address} did not end.')
+
+  def recognize(self, peer: str) -> None:
+    """Notes that a call of a peer had the token."""
+    if self._guard is not None:  # Calls may come before it is made.
+      self._guard.recognize(peer)
+
+  def _find_served(self) -> set[str]:
+    """The peers that have an open exchange."""
+    with self._lock:
+      return {channel.peer for channel in self._channels}
 
   def admit(
     self, context: Any, reader: Any, writer: Any
@@ -224,6 +251,7 @@ class _Server(flight.FlightServerBase):
 
   def do_action(self, context: Any, action: Any) -> list[Any]:
     """Tells a client that it may come."""
+    self._listener.recognize(context.peer())
     if action.type != _flight_stream.READY:
       self._refuse(context, 'action', repr(action.type))
     return []

@@ -27,11 +27,17 @@ offset  bytes
 ======  =====  =================================================================
 
 The payload travels apart, as the wire can do it best.
+
+Texts end up in terminals, logs and reports, and whoever sent them may mean
+harm. `decode_message` therefore cleans and cuts every text, before any consumer
+sees it. Of a text that is JSON, it cleans and cuts each string in it.
 """
 
 import dataclasses
 import enum
+import json
 import struct
+from typing import Any
 import zlib
 
 import numpy as np
@@ -43,6 +49,9 @@ _CHECKSUM = struct.Struct('<I')
 HEAD_SIZE = _HEAD.size + _CHECKSUM.size
 # More text than any verb has; what is longer is refused unread.
 MAX_TEXT = 1 << 16
+# Characters of a cleaned text; of JSON, characters of each string in it.
+MAX_SHOWN = 500
+_ELLIPSIS = '...'
 
 
 class Verb(enum.IntEnum):
@@ -64,6 +73,10 @@ class Verb(enum.IntEnum):
   REFUSED = 68  # The message was no good; the text says what it should be.
 
 
+# Verbs whose text is JSON, if they have one.
+_JSON_VERBS = frozenset((Verb.HELLO, Verb.REPORT, Verb.SNAPSHOT, Verb.ANSWER))
+
+
 class Flag(enum.IntFlag):
   """What else a message says."""
 
@@ -77,12 +90,14 @@ class Flag(enum.IntFlag):
 class MessageError(ValueError):
   """A message that is not what it should be.
 
+  Its text may quote the message, and is cleaned for this reason.
+
   Attributes:
     reason: A word for it, by which such messages are counted.
   """
 
   def __init__(self, reason: str, text: str) -> None:
-    super().__init__(text)
+    super().__init__(clean_text(text))
     self.reason = reason
 
 
@@ -160,7 +175,8 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
 
   Returns:
     The message and the bytes that its payload must have. If the message has a
-    checksum of it, `check_payload` is to be called once it is there.
+    checksum of it, `check_payload` is to be called once it is there. The text
+    is cleaned and cut: see `clean_text`.
 
   Raises:
     MessageError: if it is garbage, of another version, cut off, too long, or
@@ -226,7 +242,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
         seconds,
         loss,
         rate,
-        text.decode() if text else '',
+        _clean_message(verb, text.decode()) if text else '',
       ),
       payload_size,
     )
@@ -234,6 +250,56 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
     raise MessageError(
       'garbage', f'There is no verb {verb}, or the text is none.'
     ) from None
+
+
+def clean_text(text: str) -> str:
+  r"""Makes a text from the network harmless to a terminal, a log or a report.
+
+  Characters that are not printable become '?': control characters, the escape
+  character of terminal sequences, bidirectional overrides, invisible
+  characters. White space of every kind becomes a space, so that the text
+  stays on one line.
+
+  Args:
+    text: Any text.
+
+  Returns:
+    A printable text of at most `MAX_SHOWN` characters. One that was cut ends
+    in '...'.
+
+  Examples:
+    >>> clean_text('all\x1b[2J\nis well')
+    'all?[2J is well'
+  """
+  if len(text) > MAX_SHOWN:
+    text = text[: MAX_SHOWN - len(_ELLIPSIS)] + _ELLIPSIS
+  if text.isprintable():
+    return text
+  return ''.join(
+    each if each.isprintable() else ' ' if each.isspace() else '?'
+    for each in text
+  )
+
+
+def _clean_message(verb: int, text: str) -> str:
+  """The text of a message, cleaned as its verb demands."""
+  if verb in _JSON_VERBS:
+    try:
+      return json.dumps(_clean_json(json.loads(text)))
+    except (ValueError, RecursionError):
+      pass  # It is no JSON. The consumer refuses it, and may quote it.
+  return clean_text(text)
+
+
+def _clean_json(value: Any) -> Any:
+  """A value of JSON, with clean strings as keys and as values."""
+  if isinstance(value, str):
+    return clean_text(value)
+  if isinstance(value, list):
+    return [_clean_json(each) for each in value]
+  if isinstance(value, dict):
+    return {clean_text(key): _clean_json(each) for key, each in value.items()}
+  return value
 
 
 def check_payload(

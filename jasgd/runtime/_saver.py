@@ -1,8 +1,10 @@
 """Checkpoints that cost the server one copy: a thread writes them."""
 
 from collections.abc import Callable
+import errno
 import logging
 import threading
+import time
 from typing import Any, Protocol
 
 import jax
@@ -14,6 +16,11 @@ from jasgd.runtime import _crash
 from jasgd.runtime import _snapshots
 
 _log = logging.getLogger(__name__)
+
+# How often a checkpoint is tried again for which file descriptors were missing,
+# and seconds between two tries.
+_MAX_RETRIES = 60
+_RETRY_PAUSE = 1.0
 
 
 class Recorder(Protocol):
@@ -104,19 +111,57 @@ class Saver:
       self._crash.reach('checkpoint_begun', self._find_learner)
       self._recorder.sync()
       buffers = [snapshot.buffer.array for snapshot in snapshots]
-      workdirs.save_checkpoint(
-        self._workdir,
-        position['clock'],
-        {'server': self._kept, 'snapshots': buffers},
-        position=position,
-        params=self._kept.params,
-        stats=self._kept.stats,
-      )
+      self._write_files({'server': self._kept, 'snapshots': buffers}, position)
       self.last_clock = position['clock']
       self._crash.reach('checkpoint_committed', self._find_learner)
       _log.info('Saved a checkpoint of clock %d.', position['clock'])
     except BaseException as error:  # The owner raises it.
       self._error = error
+
+  def _write_files(self, state: Any, position: dict[str, Any]) -> None:
+    """Writes a checkpoint, again if there were too many open files.
+
+    Strangers who connect in great numbers take file descriptors until they are
+    cut off, which takes a second or so: that must not end a run.
+    """
+    clock = position['clock']
+    for retries_left in reversed(range(_MAX_RETRIES + 1)):
+      try:
+        is_retry = retries_left < _MAX_RETRIES
+        if is_retry and clock in workdirs.list_checkpoints(self._workdir):
+          return  # All but the removal of older ones was done.
+        workdirs.save_checkpoint(
+          self._workdir,
+          clock,
+          state,
+          position=position,
+          params=self._kept.params,
+          stats=self._kept.stats,
+        )
+        return
+      except Exception as error:  # Orbax has classes of its own.
+        if not retries_left or not _is_shortage(error):
+          raise
+        _log.warning(
+          'The checkpoint of clock %d is tried again, as there are too many '
+          'open files: %s',
+          clock,
+          error,
+        )
+        time.sleep(_RETRY_PAUSE)
+
+
+def _is_shortage(error: BaseException | None) -> bool:
+  """Whether an error comes from a lack of file descriptors."""
+  while error is not None:
+    number = error.errno if isinstance(error, OSError) else None
+    # Tensorstore says it in words only.
+    if number in (errno.EMFILE, errno.ENFILE) or 'too many open files' in (
+      str(error).lower()
+    ):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
 
 
 def _make_room(leaf: jax.Array) -> Any:

@@ -69,6 +69,11 @@ class Station:
         self.folder, 'node', patience=settings.deadlines.end
       )
     )
+    try:
+      workdirs.set_aside_broken(self.folder)
+    except BaseException:
+      self._stack.close()
+      raise
     self.layout = settings.make_layout()
     self.fingerprint = _settings.make_fingerprint(
       settings.task, self.layout, settings.seed, settings.way

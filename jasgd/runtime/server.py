@@ -48,7 +48,8 @@ class Server:
   Args:
     settings: What to do.
     workdir: Where trace, metrics and checkpoints go; None: nowhere. A run that
-      is there goes on from its last checkpoint, as a new incarnation.
+      is there goes on from its last checkpoint that can be read, as a new
+      incarnation.
     is_shared: Whether snapshots can be mapped by other processes.
     now: Gives the time in seconds.
     crash: Where to be killed, in tests.
@@ -82,6 +83,7 @@ class Server:
     if workdir is not None:
       if workdir.trace.exists():  # A test kills once, before a checkpoint too.
         crash.disarm()
+      workdirs.set_aside_broken(workdir)
       found = _saver.restore(workdir, core.weights.state, self.layout.size)
     position = found[2] if found else {}
     core.open_recorder(workdir, self._make_header(), position.get('metrics', 0))

@@ -6,6 +6,7 @@ from jasgd.workdir._checkpoints import load_weights
 from jasgd.workdir._checkpoints import read_position
 from jasgd.workdir._checkpoints import restore_checkpoint
 from jasgd.workdir._checkpoints import save_checkpoint
+from jasgd.workdir._checkpoints import set_aside_broken
 from jasgd.workdir._files import read_json
 from jasgd.workdir._files import WorkdirError
 from jasgd.workdir._files import write_json
@@ -39,5 +40,6 @@ __all__ = [
   'read_position',
   'restore_checkpoint',
   'save_checkpoint',
+  'set_aside_broken',
   'write_json',
 ]

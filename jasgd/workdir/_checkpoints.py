@@ -2,18 +2,27 @@
 
 A checkpoint is a folder `checkpoints/<clock>`: the arrays of `state` and of
 `params`, each as orbax writes a list, and `manifest.json`, which has the names,
-shapes and dtypes of these, the structure of `params`, and the position. It is
-written under a name that ends in `.part` and renamed when it is whole, and
-renamed again before it is removed. So a kill leaves no half of one under the
-name of a checkpoint; what it leaves under the other is removed by the next
-save.
+shapes and dtypes of these, the structure of `params`, the position, and size
+and checksum (CRC-32) of every file. It is written under a name that ends in
+`.part` and renamed when it is whole, and renamed again before it is removed. So
+a kill leaves no half of one under the name of a checkpoint; what it leaves
+under the other is removed by the next save.
+
+Disks and people damage files nevertheless. Checksums are compared before orbax
+sees a file, for it does not find every flipped byte. A run that goes on sets
+damaged checkpoints aside, under a name that ends in `.broken`; these are never
+removed.
 """
 
+import errno
+import json
+import logging
 import operator
 import os
 import pathlib
 import shutil
 from typing import Any
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +33,15 @@ from jasgd.workdir import _files
 from jasgd.workdir import _paths
 from jasgd.workdir import _structure
 
+_log = logging.getLogger(__name__)
+
 _MANIFEST = 'manifest.json'
 _SUFFIX = '.part'
+_BROKEN = '.broken'
+# Bytes of a file that are read at a time.
+_BLOCK = 1 << 22
+# Errors of files that are damaged, rather than not to be had at the moment.
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
 
 def save_checkpoint(
@@ -129,6 +145,7 @@ def restore_checkpoint(
   if clock is None and not list_checkpoints(workdir):
     return None
   folder, manifest = _open(workdir, clock)
+  _check_files(folder, manifest, 'state')
   leaves, treedef = jax.tree.flatten_with_path(like)
   like_leaves = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
   _arrays.check_alike(folder, manifest['state'], like_leaves)
@@ -188,6 +205,53 @@ def list_checkpoints(workdir: _files.Path) -> list[int]:
   return sorted(int(name) for name in names if name.isdecimal())
 
 
+def set_aside_broken(workdir: _files.Path) -> list[pathlib.Path]:
+  """Renames the checkpoints that cannot be read, so that others are used.
+
+  Call it before a run goes on, by the process that holds the workdir. Each
+  checkpoint is read whole, once. A broken one is never removed: `<clock>`
+  becomes `<clock>.broken`, and a warning says why.
+
+  Args:
+    workdir: The folder of a run, which need not be there.
+
+  Returns:
+    The new names of those that were set aside.
+
+  Raises:
+    WorkdirError: if there are checkpoints, and none of them can be read. All
+      keep their names then, so that no run begins anew by mistake.
+
+  Examples:
+    >>> import tempfile
+    >>> from jasgd import workdir
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   for clock in (10, 20):
+    ...     path = workdir.save_checkpoint(
+    ...       folder, clock, {}, position={}, params={}
+    ...     )
+    ...   (path / 'manifest.json').unlink()
+    ...   names = [each.name for each in workdir.set_aside_broken(folder)]
+    ...   names, workdir.list_checkpoints(folder)
+    (['20.broken'], [10])
+  """
+  folder = _paths.Workdir(workdir).checkpoints
+  clocks = list_checkpoints(workdir)
+  errors = {}
+  for clock in clocks:
+    try:
+      _check(workdir, clock)
+    except _files.WorkdirError as error:
+      errors[clock] = error
+  if errors and len(errors) == len(clocks):
+    raise _files.WorkdirError(
+      f'None of the checkpoints in {str(folder)!r} can be read; of the last: '
+      f'{errors[clocks[-1]]} Put one from a backup there, or start the run '
+      'anew in another folder.'
+    )
+  return [_set_aside(folder, clock, errors[clock]) for clock in errors]
+
+
 def load_params(workdir: _files.Path, clock: int | None = None) -> Any:
   """The trained weights of a run, without its config or the code of its model.
 
@@ -244,6 +308,7 @@ def load_weights(
     ([], {'mean': ()})
   """
   folder, manifest = _open(workdir, clock)
+  _check_files(folder, manifest, 'params')
   arrays = _arrays.read_arrays(folder / 'params', manifest['params'])
   weights = _structure.rebuild_tree(manifest['structure'], arrays)
   return weights['params'], weights['stats']
@@ -266,7 +331,83 @@ def _write(
   _arrays.check_not_narrowed(manifest['state'])
   for item in arrays:
     _arrays.write_arrays(part / item, arrays[item])
+  manifest['files'] = {
+    path.relative_to(part).as_posix(): _describe_file(path)
+    for path in sorted(part.rglob('*'))
+    if path.is_file()
+  }
+  manifest = json.loads(_files.encode_json(manifest, 'position'))
+  manifest['checksum'] = _sum_manifest(manifest)
   _files.write_json(part / _MANIFEST, manifest)
+
+
+def _describe_file(path: pathlib.Path) -> list[int]:
+  """Size and checksum of a file."""
+  size = checksum = 0
+  with open(path, 'rb') as file:
+    while block := file.read(_BLOCK):
+      size += len(block)
+      checksum = zlib.crc32(block, checksum)
+  return [size, checksum]
+
+
+def _sum_manifest(manifest: dict[str, Any]) -> int:
+  """The checksum of a manifest, but for the entry that holds it."""
+  rest = {key: manifest[key] for key in manifest if key != 'checksum'}
+  return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def _check(workdir: _files.Path, clock: int) -> None:
+  """Raises a WorkdirError if a checkpoint cannot be read."""
+  folder, manifest = _open(workdir, clock)
+  for item in ('state', 'params'):
+    _check_files(folder, manifest, item)
+    if 'files' not in manifest:  # It is older than these checksums.
+      _arrays.read_arrays(folder / item, manifest[item])
+
+
+def _check_files(
+  folder: pathlib.Path, manifest: dict[str, Any], item: str
+) -> None:
+  """Raises a WorkdirError if a file of an item is not what was written."""
+  for name, expected in manifest.get('files', {}).items():
+    if not name.startswith(f'{item}/'):
+      continue
+    path = folder / name
+    try:
+      found = _describe_file(path)
+    except OSError as error:
+      if error.errno not in _DAMAGE:
+        raise
+      raise _files.WorkdirError(
+        f'{str(path)!r} cannot be read: {error.strerror}.'
+      ) from None
+    if found != expected:
+      size, checksum = expected
+      raise _files.WorkdirError(
+        f'{str(path)!r} is damaged: it must have {size} bytes with checksum '
+        f'{checksum:08x}, found {found[0]} with {found[1]:08x}.'
+      )
+
+
+def _set_aside(
+  folder: pathlib.Path, clock: int, error: _files.WorkdirError
+) -> pathlib.Path:
+  """Renames a broken checkpoint, to a name that nothing has yet."""
+  target = folder / f'{clock}{_BROKEN}'
+  number = 1
+  while target.exists():
+    number += 1
+    target = folder / f'{clock}{_BROKEN}-{number}'
+  os.rename(folder / str(clock), target)
+  _files.sync_folder(folder)
+  _log.warning(
+    'The checkpoint of clock %d cannot be read, and is set aside as %r: %s',
+    clock,
+    str(target),
+    error,
+  )
+  return target
 
 
 def _open(
@@ -284,7 +425,29 @@ def _open(
       f'{", ".join(map(str, clocks))}.'
     )
   folder = folder / str(clock)
-  return folder, _files.read_json(folder / _MANIFEST)
+  return folder, _read_manifest(folder / _MANIFEST)
+
+
+def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
+  """A manifest, checked; those of earlier versions have no checksum."""
+  try:
+    manifest = _files.read_json(path)
+  except OSError as error:
+    if error.errno not in _DAMAGE:
+      raise
+    raise _files.WorkdirError(
+      f'{str(path)!r} cannot be read: {error.strerror}.'
+    ) from None
+  is_whole = isinstance(manifest, dict) and all(
+    key in manifest for key in ('state', 'params', 'structure', 'position')
+  )
+  if is_whole and ('checksum' in manifest) == ('files' in manifest):
+    checksum = manifest.get('checksum')
+    if checksum is None or checksum == _sum_manifest(manifest):
+      return manifest
+  raise _files.WorkdirError(
+    f'{str(path)!r} is damaged: it is not what was written.'
+  )
 
 
 def _check_position(position: Any) -> None:

@@ -100,6 +100,29 @@ def test_a_finished_run_is_not_run_again(tmp_path):
   assert first == second
 
 
+def test_a_damaged_checkpoint_is_set_aside(tmp_path):
+  """The run goes on from the one before it, and ends the same."""
+  config = cases.make_config()
+  config.runtime.checkpoint_seconds = 0.0
+  first = experiment.train_and_evaluate(config, tmp_path)
+  params = jasgd.load_params(tmp_path)
+  metrics = (tmp_path / 'metrics.jsonl').read_bytes()
+  assert workdir.list_checkpoints(tmp_path) == [50, 60]
+  (tmp_path / 'result.json').unlink()
+  (path, *_) = (tmp_path / 'checkpoints/60').glob('state/**/d/*')
+  path.write_bytes(path.read_bytes()[:-1])
+  seen = []
+  second = experiment.train_and_evaluate(
+    config, tmp_path, on_metrics=lambda clock, metrics: seen.append(clock)
+  )
+  assert seen == [60]
+  assert second == first
+  assert (tmp_path / 'metrics.jsonl').read_bytes() == metrics
+  np.testing.assert_array_equal(jasgd.load_params(tmp_path), params)
+  names = {each.name for each in (tmp_path / 'checkpoints').iterdir()}
+  assert names == {'50', '60', '60.broken'}
+
+
 def test_a_folder_is_for_one_config(tmp_path):
   experiment.train_and_evaluate(cases.make_config(num_updates=10), tmp_path)
   with pytest.raises(ValueError, match='num_updates is 10 there and 20 here'):

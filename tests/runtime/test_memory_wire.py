@@ -3,6 +3,7 @@
 from concurrent import futures
 import contextlib
 import gc
+import json
 import os
 import resource
 import signal
@@ -300,14 +301,16 @@ def test_rubbish_is_refused_and_the_client_may_stay(kind, server):
 
 def test_longest_message_that_is_allowed(server, thread):
   connection = _connect(server, thread)
-  text = 'a' * _messages.MAX_TEXT
+  numbers = [1] * (_messages.MAX_TEXT // 2 - 2) + [12]
+  text = json.dumps(numbers, separators=(',', ':'))
+  assert len(text) == _messages.MAX_TEXT
   future = thread.submit(
     connection.request, Message(Verb.REPORT, text=text), deadline=DEADLINE
   )
   event = server.get()
-  assert event.message.text == text
-  event.channel.send(Message(Verb.ANSWER, text=text[::-1]))
-  assert future.result(DEADLINE).text == text[::-1]
+  assert json.loads(event.message.text) == numbers
+  event.channel.send(Message(Verb.ANSWER, text=text))
+  assert json.loads(future.result(DEADLINE).text) == numbers
   with pytest.raises(_messages.MessageError, match='at most'):
     connection.request(Message(Verb.REPORT, text=text + 'a'), deadline=1.0)
   connection.close()

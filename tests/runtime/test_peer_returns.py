@@ -8,9 +8,11 @@ import pytest
 from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
+from jasgd import workdir
 from jasgd.runtime import _buffers
 from jasgd.runtime import _messages
 from jasgd.runtime import peer as peers
+from tests import live
 from tests.runtime import peer_cases
 
 Kind = traces.NodeKind
@@ -90,6 +92,29 @@ def test_a_run_that_was_killed_before_it_saved_begins_again(tmp_path):
   lost = traces.summarize_nodes(trace).lost_mass
   assert lost == pytest.approx(3 - sum(masses), abs=1e-9)
   assert lost > -1e-9
+  group.check_replay()
+
+
+def test_a_node_goes_on_from_an_earlier_checkpoint_if_the_last_is_damaged(
+  tmp_path,
+):
+  with peer_cases.start_group(
+    tmp_path, 'pull', num_steps=100_000, checkpoint_seconds=0.0
+  ) as group:
+    own = runtime.find_folder(group.run, 2)
+    live.wait_until(lambda: len(workdir.list_checkpoints(own)) == 2)
+    kill(group, 2)
+    earlier, last = workdir.list_checkpoints(own)
+    (own.checkpoints / str(last) / 'manifest.json').write_text('{')
+    group.start(2)
+    group.wait_for_steps(2, group.peers[2].describe()['step'] + 3)
+    for node in range(peer_cases.NUM_NODES):
+      group.stop(node)
+    assert not group.errors
+  records = group.load_trace().of_node(2)
+  (restart,) = records[records['kind'] == Kind.RESTART]
+  assert restart['peer_version'] == earlier
+  assert (own.checkpoints / f'{last}.broken').is_dir()
   group.check_replay()
 
 

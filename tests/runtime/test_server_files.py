@@ -196,3 +196,32 @@ def test_metrics_go_on_after_a_restart(open_bench, tmp_path):
   assert workdir.read_metrics(tmp_path)['clock'].tolist() == [4]
   pulled = bench.connect().ask(Verb.PULL, flags=Flag.AT_CLOCK)
   assert (pulled.incarnation, pulled.clock) == (0, 4)
+
+
+def test_a_damaged_checkpoint_is_set_aside(open_bench, tmp_path, caplog):
+  """The run goes on from the one before it, and replay agrees."""
+  folder = workdir.Workdir(tmp_path)
+  bench = open_bench(workdir=folder, num_learners=1, num_updates=9)
+  (client,) = join(bench, 1)
+  for _ in range(3):
+    client.push()
+  bench.server.stop('Enough.')
+  bench.server.finish()
+  bench.crash()
+  assert workdir.list_checkpoints(folder) == [0, 3]
+  newest = folder.checkpoints / '3'
+  (path, *_) = newest.glob('state/**/d/*')
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+  bench.open(protocols.asynchronous())
+  assert (bench.server.clock, bench.server.incarnation) == (0, 1)
+  assert f"set aside as '{newest}.broken'" in caplog.text
+  assert str(path) in caplog.text
+  (client,) = join(bench, 1)
+  while bench.server.end_reason is None:
+    client.push()
+  bench.server.finish()
+  assert bench.server.clock == 9
+  assert workdir.list_checkpoints(folder) == [0, 9]
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)

@@ -503,3 +503,18 @@ def test_nothing_is_left_of_a_server(name):
   give_up = time.monotonic() + DEADLINE
   while len(os.listdir('/proc/self/fd')) > fds:
     assert time.monotonic() < give_up
+
+
+@every_remote_wire
+def test_texts_are_clean_on_both_sides(bench):
+  """What the other side says may be printed, and is short."""
+  text = '\x1b[2J\u202e' + 'x' * 60_000
+  message = Message(Verb.STOP, text=text)
+  future, event = bench.ask(bench.connect(), message)
+  event.channel.send(Message(Verb.REFUSED, text=text))
+  with pytest.raises(_wire.RefusedError) as caught:
+    future.result(DEADLINE)
+  for found in (event.message.text, str(caught.value)):
+    assert found.startswith('?[2J?xxx')
+    assert found.endswith('x...')
+    assert len(found) == _messages.MAX_SHOWN

@@ -230,7 +230,7 @@ def test_no_checkpoint(tmp_path):
 def test_a_damaged_checkpoint_is_refused(tmp_path):
   path = _save(tmp_path, 3, jnp.ones(2), params=np.ones(2))
   (path / 'params' / 'manifest.ocdbt').write_bytes(b'')
-  with pytest.raises(workdir.WorkdirError, match=r'params.* cannot be read'):
+  with pytest.raises(workdir.WorkdirError, match=r'params.* is damaged'):
     workdir.load_params(tmp_path)
   (path / 'manifest.json').write_text('{')
   with pytest.raises(workdir.WorkdirError, match='is not a file of JSON'):

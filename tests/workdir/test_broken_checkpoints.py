@@ -1,0 +1,198 @@
+"""Checkpoints that were damaged after they were written."""
+
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jasgd import workdir
+
+
+def _flip(index):
+  def flip(path):
+    data = bytearray(path.read_bytes())
+    data[int(index * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+  return flip
+
+
+DAMAGES = {
+  'first byte flipped': _flip(0.0),
+  'middle byte flipped': _flip(0.5),
+  'last byte flipped': _flip(1.0),
+  'truncated': lambda path: path.write_bytes(path.read_bytes()[:-2]),
+  'longer': lambda path: path.write_bytes(path.read_bytes() + b'\0'),
+  'empty': lambda path: path.write_bytes(b''),
+  'missing': lambda path: path.unlink(),
+  'a folder': lambda path: (path.unlink(), path.mkdir()),
+}
+LARGE_DAMAGES = {
+  'an empty folder': lambda path: (shutil.rmtree(path), path.mkdir()),
+  'a file': lambda path: (shutil.rmtree(path), path.write_bytes(b'x')),
+  'no arrays': lambda path: shutil.rmtree(path / 'state'),
+}
+
+
+def _make_state(clock):
+  rng = np.random.default_rng(clock)
+  return {
+    'weights': jnp.asarray(rng.normal(size=(40, 30)), jnp.float32),
+    'count': jnp.asarray(clock, jnp.int32),
+  }
+
+
+def _save(folder, clock):
+  state = _make_state(clock)
+  return workdir.save_checkpoint(
+    folder, clock, state, position={'samples': clock}, params=state['weights']
+  )
+
+
+@pytest.fixture(scope='module')
+def template(tmp_path_factory):
+  """A folder with two checkpoints, to be copied."""
+  folder = tmp_path_factory.mktemp('template')
+  for clock in (10, 20):
+    _save(folder, clock)
+  return folder
+
+
+@pytest.fixture
+def copy(template, tmp_path):
+  """Makes copies of the folder, each with its own name."""
+
+  def copy(name='run'):
+    return pathlib.Path(shutil.copytree(template, tmp_path / str(name)))
+
+  return copy
+
+
+def _list_files(folder):
+  return sorted(
+    path.relative_to(folder)
+    for path in folder.rglob('*')
+    if path.is_file() and path.stat().st_size
+  )
+
+
+def _assert_holds(folder, clock):
+  """The last checkpoint is that of a clock, whole."""
+  state = _make_state(clock)
+  found = workdir.restore_checkpoint(folder, jax.eval_shape(lambda: state))
+  assert (found[0], found[2]) == (clock, {'samples': clock})
+  for name, leaf in state.items():
+    np.testing.assert_array_equal(found[1][name], leaf)
+  np.testing.assert_array_equal(workdir.load_params(folder), state['weights'])
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damage_of_any_file_is_found(damage, copy, template, caplog):
+  names = _list_files(template / 'checkpoints/20')
+  assert len(names) > 5
+  for number, name in enumerate(names):
+    folder = copy(number)
+    newest = folder / 'checkpoints/20'
+    DAMAGES[damage](newest / name)
+    others = sorted(newest.rglob('*'))
+    caplog.clear()
+    (aside,) = workdir.set_aside_broken(folder)
+    assert aside == folder / 'checkpoints/20.broken'
+    assert len(sorted(aside.rglob('*'))) == len(others)  # None is removed.
+    (record,) = caplog.records
+    assert record.levelname == 'WARNING'
+    assert str(aside) in record.getMessage()
+    assert str(newest / name) in record.getMessage()
+    assert workdir.list_checkpoints(folder) == [10]
+  _assert_holds(folder, 10)
+
+
+@pytest.mark.parametrize('damage', LARGE_DAMAGES)
+def test_damage_of_a_folder_is_found(damage, copy):
+  folder = copy()
+  LARGE_DAMAGES[damage](folder / 'checkpoints/20')
+  assert len(workdir.set_aside_broken(folder)) == 1
+  _assert_holds(folder, 10)
+
+
+def test_readers_refuse_what_is_damaged(copy):
+  """Each one that needs the file, and no other one."""
+  like = jax.eval_shape(lambda: _make_state(20))
+  for item in ('state', 'params'):
+    folder = copy(item)
+    (path, *_) = (folder / 'checkpoints/20' / item).glob('**/d/*')
+    DAMAGES['middle byte flipped'](path)
+    readers = {
+      'state': lambda folder=folder: workdir.restore_checkpoint(folder, like),
+      'params': lambda folder=folder: workdir.load_params(folder),
+    }
+    with pytest.raises(workdir.WorkdirError, match=f"'{path}' is damaged"):
+      readers.pop(item)()
+    (other,) = readers.values()
+    other()
+    assert workdir.list_checkpoints(folder) == [10, 20]  # Nothing is renamed.
+
+
+def test_what_is_whole_stays(copy, tmp_path):
+  folder = copy()
+  assert workdir.set_aside_broken(folder) == []
+  _assert_holds(folder, 20)
+  assert workdir.set_aside_broken(tmp_path / 'not there') == []
+
+
+def test_an_older_one_is_set_aside_too(copy):
+  folder = copy()
+  (folder / 'checkpoints/10/manifest.json').unlink()
+  (aside,) = workdir.set_aside_broken(folder)
+  assert aside.name == '10.broken'
+  _assert_holds(folder, 20)
+
+
+def test_no_checkpoint_is_whole(copy):
+  folder = copy()
+  for clock in (10, 20):
+    (folder / f'checkpoints/{clock}/manifest.json').write_text('{')
+  message = r'None of the checkpoints in .*20/manifest.*backup there, or'
+  for _ in range(2):  # The second time, too.
+    with pytest.raises(workdir.WorkdirError, match=message) as caught:
+      workdir.set_aside_broken(folder)
+    assert '\n' not in str(caught.value)
+    assert workdir.list_checkpoints(folder) == [10, 20]
+
+
+def test_what_was_set_aside_stays(copy):
+  """Later checkpoints of the same clock are no matter, broken ones neither."""
+  folder = copy()
+  for expected in ('20.broken', '20.broken-2'):
+    (folder / 'checkpoints/20/manifest.json').unlink()
+    (aside,) = workdir.set_aside_broken(folder)
+    assert aside.name == expected
+    _save(folder, 20)
+    _assert_holds(folder, 20)
+  for clock in (30, 40):
+    _save(folder, clock)
+  names = {path.name for path in (folder / 'checkpoints').iterdir()}
+  assert names == {'20.broken', '20.broken-2', '30', '40'}
+
+
+def _remove_checksums(path):
+  manifest = workdir.read_json(path)
+  del manifest['files'], manifest['checksum']
+  workdir.write_json(path, manifest)
+
+
+def test_checkpoints_of_earlier_versions_have_no_checksums(copy):
+  folder = copy()
+  for clock in (10, 20):
+    _remove_checksums(folder / f'checkpoints/{clock}/manifest.json')
+  assert workdir.set_aside_broken(folder) == []
+  _assert_holds(folder, 20)
+  # What orbax finds by itself does no harm to what is read next.
+  for path in (folder / 'checkpoints/20').glob('state/**/d/*'):
+    path.unlink()
+  (aside,) = workdir.set_aside_broken(folder)
+  assert aside.name == '20.broken'
+  _assert_holds(folder, 10)
