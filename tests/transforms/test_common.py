@@ -214,25 +214,24 @@ def test_multi_steps(case):
 
 
 def test_states_survive_a_checkpoint(tmp_path):
-  """Those of all cases, in one checkpoint."""
+  """Those of all cases, in one checkpoint, filled with arbitrary numbers."""
   params = cases.make_mixed_params()
-  carries, targets = {}, {}
-  for name, case in cases.CASES.items():
-    carries[name], _ = cases.run_eagerly(case.default, params)
-    targets[name] = jax.eval_shape(case.default.init, params)
-  states = {name: state for name, (_, state) in carries.items()}
+  targets = {
+    name: jax.eval_shape(case.default.init, params)
+    for name, case in cases.CASES.items()
+  }
+  generator = np.random.default_rng(0)
+  states = jax.tree.map(
+    lambda leaf: jnp.asarray(
+      generator.normal(scale=100, size=leaf.shape).astype(leaf.dtype)
+    ),
+    targets,
+  )
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / 'states', states)
     checkpointer.wait_until_finished()
     restored = checkpointer.restore(tmp_path / 'states', targets)
   trees.assert_same_bits(restored, states)
-  with jax.disable_jit():
-    for name, (params, state) in carries.items():
-      transform = cases.CASES[name].default
-      trees.assert_same_bits(
-        cases.take_step(transform, (params, restored[name]), 3),
-        cases.take_step(transform, (params, state), 3),
-      )
 
 
 @every_case
