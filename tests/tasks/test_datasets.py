@@ -1,4 +1,4 @@
-"""Sets of tensorflow-datasets: read once, cached, or missed with a word."""
+"""Sets of tensorflow-datasets: read once, cached, or missing."""
 
 import jax
 import jax.numpy as jnp
@@ -124,10 +124,11 @@ def test_pixels_of_cifar10():
   np.testing.assert_allclose(inputs.var(), 1, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case_id', ['mnist-lenet', 'cifar10-a1'])
 def test_real_data(case_id):
-  """The classes are as many as they are known to be, and images are bytes."""
-  task = cases.make_task(case_id)
+  """The sizes of classes are the known ones, and images are bytes."""
+  task = cases.EVERY[case_id].make()
   labels = np.asarray(task.data['examples']['label'])
   counts = np.bincount(labels)
   known = {
