@@ -8,6 +8,8 @@ degenerate, an odd one and an even one.
 import dataclasses
 from typing import Any
 
+import pytest
+
 from jasgd import gossip
 
 ANY = (1, 2, 5, 12)
@@ -66,12 +68,10 @@ CASES = (
   ),
 )
 
-# (case, number of nodes) -> a name for the test.
-EVERY = {
-  f'{case.kind}{list(case.arguments.values())[:1] or ""}, n={size}': (
-    case,
-    size,
-  )
-  for case in CASES
-  for size in case.sizes
-}
+every_case = pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(case, id=f'{case.kind}{list(case.arguments.values())[:1]}')
+    for case in CASES
+  ],
+)

@@ -39,14 +39,16 @@ def main(path, *arguments):
 
 def run_few():
   """The few cases, under all runners."""
-  return _run_runners(mix_cases.FEW_NODES, num_last=NUM_STEPS, num_rounds=0)
+  num_nodes = mix_cases.FEW_NODES
+  listed = mix_cases.list_few(num_nodes)
+  return _run_runners(listed, num_nodes, num_last=NUM_STEPS, num_rounds=0)
 
 
 def run_sizes():
   """All cases, under all runners, and measurements of rates and gradients."""
   found = {}
   for num_nodes in mix_cases.SIZES:
-    found |= _run_runners(num_nodes)
+    found |= _run_runners(mix_cases.list_cases(num_nodes), num_nodes)
   for num_nodes, runner in MEASURED:
     results = mix_measures.measure_draws(runner, num_nodes)
     found |= _add_prefix(num_nodes, runner, results)
@@ -54,10 +56,10 @@ def run_sizes():
   return found | mix_measures.mix_on_explicit_mesh(many_devices.NUM_DEVICES)
 
 
-def _run_runners(num_nodes, **options):
+def _run_runners(listed, num_nodes, **options):
   found = {}
   for runner in mix_cases.RUNNERS:
-    results = run_all(runner, num_nodes, **options)
+    results = run_all(runner, listed, num_nodes, **options)
     found |= _add_prefix(num_nodes, runner, results)
   return found
 
@@ -68,11 +70,13 @@ def _add_prefix(num_nodes, runner, results):
   }
 
 
-def run_all(runner, num_nodes, num_last=NUM_LAST, num_rounds=NUM_ROUNDS):
+def run_all(
+  runner, listed, num_nodes, num_last=NUM_LAST, num_rounds=NUM_ROUNDS
+):
   """States of all cases after the first steps and the last, and rounds' W."""
   key = jax.random.key(SEED)
   num_traces = 0
-  step_all = mix_cases.make_step(num_nodes)
+  step_all = mix_cases.make_step(listed)
 
   def count_and_step(states, step, key):
     nonlocal num_traces
@@ -81,7 +85,7 @@ def run_all(runner, num_nodes, num_last=NUM_LAST, num_rounds=NUM_ROUNDS):
 
   step_nodes = mix_cases.wrap(count_and_step, runner, num_nodes)
   place = mix_cases.wrap(lambda rows, *_: rows, runner, num_nodes)
-  start = place(mix_cases.make_states(num_nodes), 0, key)
+  start = place(mix_cases.make_states(listed, num_nodes), 0, key)
   states, found = start, {}
   for step in range(1, num_last + 1):
     # Too many steps at once are more than XLA has threads for on a CPU.
@@ -101,10 +105,11 @@ def run_all(runner, num_nodes, num_last=NUM_LAST, num_rounds=NUM_ROUNDS):
 
 
 def run_process():
-  """All cases over the devices of two processes; this one's nodes."""
+  """A few cases over the devices of two processes; this one's nodes."""
   num_nodes = jax.device_count()
+  listed = mix_cases.list_few(num_nodes)
   step_nodes = mix_cases.wrap(
-    mix_cases.make_step(num_nodes), 'shard_map', num_nodes
+    mix_cases.make_step(listed), 'shard_map', num_nodes
   )
   placed = sharding.NamedSharding(
     mix_cases.make_mesh(jax.devices()), sharding.PartitionSpec(mix_cases.AXIS)
@@ -113,7 +118,7 @@ def run_process():
     lambda leaf: jax.make_array_from_callback(
       leaf.shape, placed, lambda index: leaf[index]
     ),
-    mix_cases.make_states(num_nodes),
+    mix_cases.make_states(listed, num_nodes),
   )
   key = np.asarray(jax.random.key_data(jax.random.key(SEED)))
   found = {}

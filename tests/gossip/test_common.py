@@ -6,10 +6,16 @@ import pytest
 from jasgd import gossip
 from tests.gossip import cases
 
-every_topology = pytest.mark.parametrize(
-  ('case', 'num_nodes'),
-  [pytest.param(*pair, id=name) for name, pair in cases.EVERY.items()],
-)
+
+def every_topology(check):
+  """Makes a test of a check: one for each case, with all its sizes."""
+
+  def test(case):
+    for num_nodes in case.sizes:
+      check(case, num_nodes)
+
+  test.__doc__ = check.__doc__
+  return cases.every_case(test)
 
 
 def _multiply_rounds(topology):

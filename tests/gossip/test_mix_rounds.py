@@ -15,12 +15,12 @@ from tests.gossip import mix_vmap
 pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 
-@pytest.mark.parametrize('name', cases.EVERY)
-def test_rounds_are_split_into_permutations(name):
-  case, num_nodes = cases.EVERY[name]
-  topology = case.make(num_nodes)
-  for rule in (*mix_cases.RULES, gossip.Pairs):
-    _check_split(rule, topology, num_nodes)
+@cases.every_case
+def test_rounds_are_split_into_permutations(case):
+  for num_nodes in case.sizes:
+    topology = case.make(num_nodes)
+    for rule in (*mix_cases.RULES, gossip.Pairs):
+      _check_split(rule, topology, num_nodes)
 
 
 def _check_split(rule, topology, num_nodes):

@@ -113,6 +113,11 @@ QUICK = {
   'xla_backend_optimization_level': 0,
   'xla_llvm_disable_expensive_passes': True,
 }
+# For programs that run longer than they compile.
+THOROUGH = {
+  'xla_backend_optimization_level': 3,
+  'xla_llvm_disable_expensive_passes': False,
+}
 
 
 @functools.cache
