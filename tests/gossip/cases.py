@@ -1,16 +1,19 @@
 """Every kind of topology, with sizes that it can have and what it claims.
 
 A new kind is tested by all of `test_common.py` once it is listed in `CASES`;
-the first test there fails while it is not.
+the first test there fails until it is listed. Sizes are 1 and 2, where graphs
+degenerate, an odd one and an even one.
 """
 
 import dataclasses
 from typing import Any
 
+import pytest
+
 from jasgd import gossip
 
-ANY = (1, 2, 3, 4, 5, 12, 13, 31)
-POWERS = (1, 2, 4, 8, 32)
+ANY = (1, 2, 5, 12)
+POWERS = (1, 2, 8)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,24 +33,24 @@ class Case:
 CASES = (
   Case(kind='complete'),
   Case(kind='ring'),
-  Case(kind='torus', sizes=(1, 4, 6, 9, 12, 15, 16, 30)),
+  Case(kind='torus', sizes=(1, 4, 12, 15)),
   Case(kind='exponential', is_symmetric=False),
   Case(kind='hypercube', sizes=POWERS),
   Case(kind='star'),
   Case(
     kind='random_regular',
     arguments={'degree': 2, 'seed': 3},
-    sizes=(3, 4, 5, 8, 13),
+    sizes=(3, 8),
   ),
   Case(
     kind='random_regular',
     arguments={'degree': 3, 'seed': 4},
-    sizes=(4, 6, 8, 10, 30),
+    sizes=(4, 10),
   ),
   Case(
     kind='random_regular',
     arguments={'degree': 6, 'seed': 5},
-    sizes=(7, 8, 9, 13, 14, 31),
+    sizes=(7, 14),
   ),
   Case(kind='one_peer_exponential', is_symmetric=False),
   Case(kind='one_peer_hypercube', sizes=POWERS),
@@ -65,12 +68,10 @@ CASES = (
   ),
 )
 
-# (case, number of nodes) -> a name for the test.
-EVERY = {
-  f'{case.kind}{list(case.arguments.values())[:1] or ""}, n={size}': (
-    case,
-    size,
-  )
-  for case in CASES
-  for size in case.sizes
-}
+every_case = pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(case, id=f'{case.kind}{list(case.arguments.values())[:1]}')
+    for case in CASES
+  ],
+)

@@ -5,6 +5,15 @@ import pytest
 
 
 @pytest.fixture(scope='session')
+def found_few(tmp_path_factory):
+  """Results of a few cases under all runners, on 4 devices, by name."""
+  from tests.gossip import many_devices
+
+  folder = tmp_path_factory.mktemp('mix')
+  return many_devices.run('tests.gossip.mix_devices', folder, 'few')
+
+
+@pytest.fixture(scope='session')
 def found(tmp_path_factory):
   """What all runners have computed on 8 devices, by name."""
   from tests.gossip import many_devices

@@ -35,10 +35,10 @@ def begin(address=None, process=None):
   )
 
 
-def run(module, folder):
-  """What a program finds on the devices of one process, by name."""
+def run(module, folder, *arguments):
+  """Results of a program on the devices of one process, by name."""
   path = folder / 'found.npz'
-  _run(module, [path])
+  _run(module, [path, *arguments])
   return _load(path)
 
 

@@ -1,6 +1,7 @@
-"""Runs every case on several devices, and saves what came out.
+"""Runs all cases on several devices, and saves the results.
 
 python -m tests.gossip.mix_devices FILE                    # All runners.
+python -m tests.gossip.mix_devices FILE few                # A few cases.
 python -m tests.gossip.mix_devices FILE ADDRESS PROCESS    # One of two.
 """
 
@@ -21,33 +22,61 @@ NUM_ROUNDS = 24  # As many as any topology has.
 SEED = 17
 
 
-def main(path, address=None, process=None):
-  many_devices.begin(address, process)
-  if address is None:
-    found = {}
-    for num_nodes in mix_cases.SIZES:
-      for runner in mix_cases.RUNNERS:
-        results = run_all(runner, num_nodes)
-        results |= mix_measures.measure_draws(runner, num_nodes)
-        if num_nodes == many_devices.NUM_DEVICES:
-          results |= mix_measures.find_consensus(runner, num_nodes)
-        found |= {
-          f'{num_nodes}|{runner}|{name}': value
-          for name, value in results.items()
-        }
-    found |= mix_measures.find_gradients(many_devices.NUM_DEVICES)
-    found |= mix_measures.mix_on_explicit_mesh(many_devices.NUM_DEVICES)
-  else:
+# The keys that each size and runner are measured with are many.
+MEASURED = ((8, 'vmap'), (8, 'shard_map'), (5, 'pmap'))
+
+
+def main(path, *arguments):
+  if len(arguments) == 2:
+    many_devices.begin(*arguments)
     found = run_process()
     jax.distributed.shutdown()
+  else:
+    many_devices.begin()
+    found = run_few() if arguments == ('few',) else run_sizes()
   np.savez(path, **found)
 
 
-def run_all(runner, num_nodes):
-  """What becomes of all cases, step after step, and what each round does."""
+def run_few():
+  """The few cases, under all runners."""
+  num_nodes = mix_cases.FEW_NODES
+  listed = mix_cases.list_few(num_nodes)
+  return _run_runners(listed, num_nodes, num_last=NUM_STEPS, num_rounds=0)
+
+
+def run_sizes():
+  """All cases, under all runners, and measurements of rates and gradients."""
+  found = {}
+  for num_nodes in mix_cases.SIZES:
+    found |= _run_runners(mix_cases.list_cases(num_nodes), num_nodes)
+  for num_nodes, runner in MEASURED:
+    results = mix_measures.measure_draws(runner, num_nodes)
+    found |= _add_prefix(num_nodes, runner, results)
+  found |= mix_measures.find_gradients(many_devices.NUM_DEVICES)
+  return found | mix_measures.mix_on_explicit_mesh(many_devices.NUM_DEVICES)
+
+
+def _run_runners(listed, num_nodes, **options):
+  found = {}
+  for runner in mix_cases.RUNNERS:
+    results = run_all(runner, listed, num_nodes, **options)
+    found |= _add_prefix(num_nodes, runner, results)
+  return found
+
+
+def _add_prefix(num_nodes, runner, results):
+  return {
+    f'{num_nodes}|{runner}|{name}': value for name, value in results.items()
+  }
+
+
+def run_all(
+  runner, listed, num_nodes, num_last=NUM_LAST, num_rounds=NUM_ROUNDS
+):
+  """States of all cases after the first steps and the last, and rounds' W."""
   key = jax.random.key(SEED)
   num_traces = 0
-  step_all = mix_cases.make_step(num_nodes)
+  step_all = mix_cases.make_step(listed)
 
   def count_and_step(states, step, key):
     nonlocal num_traces
@@ -56,30 +85,31 @@ def run_all(runner, num_nodes):
 
   step_nodes = mix_cases.wrap(count_and_step, runner, num_nodes)
   place = mix_cases.wrap(lambda rows, *_: rows, runner, num_nodes)
-  start = place(mix_cases.make_states(num_nodes), 0, key)
+  start = place(mix_cases.make_states(listed, num_nodes), 0, key)
   states, found = start, {}
-  for step in range(1, NUM_LAST + 1):
+  for step in range(1, num_last + 1):
     # Too many steps at once are more than XLA has threads for on a CPU.
     states = jax.block_until_ready(step_nodes(states, step, key))
-    if step <= NUM_STEPS or step == NUM_LAST:
+    if step <= NUM_STEPS or step == num_last:
       found |= flatten(f'state|{step}', states)
   rounds = []
-  for step in range(1, NUM_ROUNDS + 1):
+  for step in range(1, num_rounds + 1):
     mixed = jax.block_until_ready(step_nodes(start, step, key))
     rounds.append(
       {name: np.asarray(params['one']) for name, (params, _) in mixed.items()}
     )
-  for name in rounds[0]:  # Of the identity it makes W.
+  for name in rounds[0] if rounds else ():  # Of the identity it makes W.
     found[f'rounds|{name}'] = np.stack([each[name] for each in rounds])
   found['num_traces'] = np.array(num_traces)
   return found
 
 
 def run_process():
-  """All cases over the devices of two processes; this one's nodes."""
+  """A few cases over the devices of two processes; this one's nodes."""
   num_nodes = jax.device_count()
+  listed = mix_cases.list_few(num_nodes)
   step_nodes = mix_cases.wrap(
-    mix_cases.make_step(num_nodes), 'shard_map', num_nodes
+    mix_cases.make_step(listed), 'shard_map', num_nodes
   )
   placed = sharding.NamedSharding(
     mix_cases.make_mesh(jax.devices()), sharding.PartitionSpec(mix_cases.AXIS)
@@ -88,7 +118,7 @@ def run_process():
     lambda leaf: jax.make_array_from_callback(
       leaf.shape, placed, lambda index: leaf[index]
     ),
-    mix_cases.make_states(num_nodes),
+    mix_cases.make_states(listed, num_nodes),
   )
   key = np.asarray(jax.random.key_data(jax.random.key(SEED)))
   found = {}

@@ -1,4 +1,4 @@
-"""What else is measured on devices: with many keys, and where traps are."""
+"""Measurements on devices: rates with many keys, gradients, meshes."""
 
 import jax
 from jax import lax
@@ -11,7 +11,6 @@ from tests.gossip import mix_cases
 
 AXIS = mix_cases.AXIS
 NUM_KEYS = 400  # Of rates.
-MANY_KEYS, MANY_STEPS = 500, 100  # Of random consensus.
 # Rules with gradients: all that do not add up as many values as have come.
 DIFFERENTIABLE = {
   'Pull, independent': gossip.Pull(),
@@ -69,27 +68,6 @@ def measure_draws(runner, num_nodes):
     for what, value in zip(('x', 'mass', 'distance'), results, strict=True):
       found[f'drawn|{name}|{what}'] = np.asarray(value)
   return found
-
-
-def find_consensus(runner, num_nodes):
-  """Where independent draws lead, with many keys: [num_nodes, num_keys]."""
-
-  def run_rules(x, step, keys):
-    def run(key, rule):
-      def mix(x, step):
-        return gossip.mix(x, AXIS, rule(), step=step, key=key), None
-
-      return lax.scan(mix, x, step + jnp.arange(MANY_STEPS))[0]
-
-    return {
-      rule.__name__: jax.vmap(lambda key, rule=rule: run(key, rule))(keys)
-      for rule in (gossip.Pull, gossip.Push)
-    }
-
-  keys = jax.random.split(jax.random.key(2), MANY_KEYS)
-  start = make_start(num_nodes)[0][:, 0]
-  found = mix_cases.wrap(run_rules, runner, num_nodes)(start, 1, keys)
-  return {f'consensus|{rule}': np.asarray(x) for rule, x in found.items()}
 
 
 def find_gradients(num_nodes):

@@ -1,5 +1,7 @@
 """Mixes of all nodes on one device, compiled quickly."""
 
+import functools
+
 import jax
 import pytest
 
@@ -14,40 +16,44 @@ _FEW = (
   (gossip.Pull, 'matching'),
   (gossip.Push, 'independent'),
   (gossip.Push, 'one_peer_exponential'),
-  (gossip.PushSum, 'independent'),
   (gossip.PushSum, 'permutation'),
   (gossip.PushSum, 'star'),
 )
 every_rule = pytest.mark.parametrize('rule', mix_cases.RULES)
 
 
-def with_peers(*peers):
-  """For tests of every rule with these peers; but for a few they are slow.
+@functools.cache
+def list_topologies():
+  """One topology of every kind, with 8 nodes."""
+  return mix_cases.list_topologies(8)
+
+
+def with_peers(*pairs):
+  """Parameters `rule` and `peers` of a test: the few above, if none are given.
 
   Args:
-    *peers: Names of random peers, or of kinds of topologies with 8 nodes.
+    *pairs: Rules, and names of random peers or of kinds of topologies.
 
   Returns:
-    What sets the arguments `rule` and `peers` of a test.
+    The decorator of the test.
   """
-  topologies = mix_cases.list_topologies(8)
   return pytest.mark.parametrize(
     ('rule', 'peers'),
     [
       pytest.param(
-        rule,
-        topologies.get(name, name),
-        id=f'{rule.__name__}, {name}',
-        marks=[] if (rule, name) in _FEW else [pytest.mark.slow],
+        rule, list_topologies().get(name, name), id=f'{rule.__name__}, {name}'
       )
-      for rule in mix_cases.RULES
-      for name in peers
+      for rule, name in pairs or _FEW
     ],
   )
 
 
+@functools.cache
 def make_mix(strategy, **arguments):
-  """A mix of all nodes, `(values, step, key) -> params`, compiled once."""
+  """A mix of all nodes, `(values, step, key) -> params`, compiled once.
+
+  Tests that give it values of one shape share the compiled program.
+  """
   if isinstance(strategy, gossip.PushSum):
     arguments.setdefault('mass', 1.0)
 

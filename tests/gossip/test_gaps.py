@@ -9,7 +9,7 @@ from jasgd import gossip
 from jasgd.gossip import _spectra
 
 
-@pytest.mark.parametrize('n', [3, 4, 5, 16, 31, 1000])
+@pytest.mark.parametrize('n', [3, 16, 1000])
 def test_ring(n):
   expected = 1 - (1 + 2 * math.cos(2 * math.pi / n)) / 3
   assert gossip.spectral_gap(gossip.ring(n)) == pytest.approx(
@@ -17,12 +17,12 @@ def test_ring(n):
   )
 
 
-@pytest.mark.parametrize('n', [1, 2, 3, 17, 300])
+@pytest.mark.parametrize('n', [1, 17, 300])
 def test_complete_agrees_at_once(n):
   assert gossip.spectral_gap(gossip.complete(n)) == pytest.approx(1, abs=1e-13)
 
 
-@pytest.mark.parametrize('sides', [(3, 3), (3, 5), (4, 4), (5, 7), (25, 40)])
+@pytest.mark.parametrize('sides', [(3, 5), (4, 4), (25, 40)])
 def test_torus(sides):
   # Eigenvalues are those of a mean over a step along either side.
   rows, columns = (
@@ -33,7 +33,7 @@ def test_torus(sides):
   assert gap == pytest.approx(1 - moduli[-2], rel=1e-6)
 
 
-@pytest.mark.parametrize('n', [2, 4, 32, 1024])
+@pytest.mark.parametrize('n', [2, 32, 1024])
 def test_hypercube(n):
   expected = 2 / (1 + math.log2(n))
   gap = gossip.spectral_gap(gossip.hypercube(n))
@@ -42,21 +42,21 @@ def test_hypercube(n):
   assert gossip.spectral_gap(one_peer) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize('n', [3, 4, 10, 300, 100_000])
+@pytest.mark.parametrize('n', [3, 10, 300, 100_000])
 def test_star(n):
   star = gossip.star(n)
   assert len(star.nodes) == 2 * (n - 1)
   assert gossip.spectral_gap(star) == pytest.approx(1 / n, rel=1e-6)
 
 
-@pytest.mark.parametrize('n', [4, 6, 10, 32, 100, 100_000])
+@pytest.mark.parametrize('n', [6, 32, 100_000])
 def test_exponential_of_even_size(n):
   expected = 2 / (1 + math.ceil(math.log2(n)))
   gap = gossip.spectral_gap(gossip.exponential(n))
   assert gap == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize('n', [3, 5, 6, 7, 12, 13, 100, 1001])
+@pytest.mark.parametrize('n', [3, 12, 1001])
 def test_one_peer_exponential(n):
   # Round k has the eigenvalues cos(pi 2^k j / n), up to a phase; the product of
   # cosines of doubled angles is a quotient of sines.
@@ -67,7 +67,7 @@ def test_one_peer_exponential(n):
   assert gap == pytest.approx(1 - left, abs=1e-12)
 
 
-@pytest.mark.parametrize('n', [2, 4, 8, 64, 1024])
+@pytest.mark.parametrize('n', [2, 8, 1024])
 def test_one_peer_exponential_agrees_after_a_period(n):
   topology = gossip.one_peer_exponential(n)
   assert topology.num_rounds == math.log2(n)

@@ -1,4 +1,7 @@
-"""Mixing: what travels between nodes, how often, and in which precision."""
+"""Mixing: messages between nodes, their number and their precision.
+
+Compiled with all optimisations, none of which may undo a rounding.
+"""
 
 import collections
 from typing import NamedTuple
@@ -14,8 +17,6 @@ from jasgd import gossip
 from jasgd.gossip import _random_rounds
 from tests.gossip import mix_cases
 from tests.gossip import mix_vmap
-
-pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 AXIS = mix_vmap.AXIS
 NUM_NODES = 8
@@ -127,7 +128,7 @@ def test_independent_peers_are_gathered(rule):
     *((rule, 'matching') for rule in (*mix_cases.RULES, gossip.Pairs)),
   ],
 )
-@pytest.mark.parametrize('num_nodes', [8, 5, 100])
+@pytest.mark.parametrize('num_nodes', [5, 100])
 def test_permutations_are_one_message(rule, peers, num_nodes):
   assert _count(rule(peers=peers), num_nodes=num_nodes) == {'ppermute': 1}
 
@@ -142,11 +143,14 @@ def _count_peers(strategy):
   return int(most)
 
 
-@mix_vmap.every_rule
 @pytest.mark.parametrize('kind', gossip.KINDS)
-def test_topologies_cost_as_many_messages_as_peers(rule, kind):
+def test_topologies_cost_as_many_messages_as_peers(kind):
   """If they are at most half of all nodes."""
-  strategy = rule(peers=mix_cases.list_topologies(NUM_NODES)[kind])
+  for rule in mix_cases.RULES:
+    _check_messages(rule(peers=mix_vmap.list_topologies()[kind]), kind)
+
+
+def _check_messages(strategy, kind):
   num_peers = _count_peers(strategy)
   expected = (
     {'ppermute': num_peers}
@@ -261,7 +265,6 @@ def _list_narrow():
   return found
 
 
-every_narrow = pytest.mark.parametrize('name', _list_narrow())
 _DTYPES = (jnp.bfloat16, jnp.float16)
 _FEW = (
   ('Pull, ring', jnp.bfloat16),
@@ -272,19 +275,17 @@ _FEW = (
 every_dtype = pytest.mark.parametrize('dtype', _DTYPES)
 
 
-@every_narrow
-@every_dtype
-def test_what_is_sent_is_narrow(name, dtype):
-  """All of it, but masses; and what is narrow already is sent as it is."""
+@pytest.mark.parametrize('name', _list_narrow())
+def test_messages_are_narrow(name):
+  """All but masses; arrays that are narrow already are sent as they are."""
   strategy = _list_narrow()[name]
   rows = {
     'a': jnp.ones((NUM_NODES, 3)),
     'half': jnp.ones((NUM_NODES, 4), jnp.bfloat16),
   }
-  found = _trace_mix(strategy, rows, dtype=dtype)
-  sent = str(jnp.dtype(dtype))
+  found = _trace_mix(strategy, rows, dtype=jnp.float16)
   assert {(each.dtype, each.shape) for each in found} == {
-    (sent, (3,)),
+    ('float16', (3,)),
     ('bfloat16', (4,)),
   }
   wide = _trace_mix(strategy, rows)
@@ -305,10 +306,11 @@ def test_what_is_sent_is_narrow(name, dtype):
     )
     for name in _list_narrow()
     for dtype in _DTYPES
+    if (name, dtype) in _FEW or dtype == jnp.bfloat16
     if name != 'AllReduce'
   ],
 )
-def test_what_is_sent_is_rounded_and_nothing_else(name, dtype):
+def test_messages_are_rounded_and_nothing_else(name, dtype):
   """A node's own part is exact."""
   values = np.random.default_rng(0).normal(size=(8, 100)).astype(np.float32)
   sent = np.asarray(jnp.asarray(values, dtype), np.float32)

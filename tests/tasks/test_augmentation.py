@@ -75,11 +75,11 @@ def test_a_task_augments_by_the_gradients_key():
     tasks.make_task('digits', batch=32, augment=augment)
     for augment in ('none', 'flip_crop')
   )
-  expected = plain.batches(plain.data, 1, 2, 3)
+  expected = jax.jit(plain.batches)(plain.data, 1, 2, 3)
   batch = jax.jit(augmented.batches)(augmented.data, 1, 2, 3)
   np.testing.assert_array_equal(batch['label'], expected['label'])
   assert (batch['image'] != expected['image']).any()
-  by_hand = tasks.augment_images(
+  by_hand = jax.jit(tasks.augment_images, static_argnums=0)(
     'flip_crop', tasks.fold_key(1, 2, 3), expected['image']
   )
   np.testing.assert_array_equal(batch['image'], by_hand)

@@ -1,4 +1,4 @@
-"""What must be true of every task."""
+"""Requirements for every task, tested on all of them."""
 
 import dataclasses
 import importlib
@@ -10,10 +10,9 @@ import pytest
 
 from jasgd import tasks
 from jasgd.tasks import _names
+from tests import marks
 from tests import trees
 from tests.tasks import cases
-
-pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 
 def test_every_task_and_model_is_listed():
@@ -107,7 +106,7 @@ def test_metrics_are_means_in_evaluation(case_id):
   task, params, stats = cases.make_initial(case_id)
   part = jax.tree.map(lambda leaf: leaf[:100], task.test_data)
   small = dataclasses.replace(task, test_data=part)
-  metrics = tasks.evaluate(small, params, stats, batch_size=32)
+  metrics = tasks.evaluate(small, params, stats, batch_size=50)
   assert 'loss' in metrics
   assert ('accuracy' in metrics) == (task.name != 'quadratic')
   whole = jax.jit(task.metrics)(params, stats, part)
@@ -129,7 +128,7 @@ def test_a_task_learns(case_id):
   assert losses[-1] < losses[0] - 0.02
 
 
-@pytest.mark.parametrize('model', ['mlp', 'lenet'])
+@pytest.mark.parametrize('model', marks.slow_but(['mlp', 'lenet'], 'mlp'))
 def test_digits_are_learned_in_a_few_epochs(model):
   task = tasks.make_task('digits', batch=32, model=model)
   params, stats = task.init(jax.random.key(0))

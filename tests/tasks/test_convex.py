@@ -9,8 +9,6 @@ import pytest
 
 from jasgd import tasks
 
-pytestmark = pytest.mark.usefixtures('quick_compiler')
-
 
 def make_quadratic(**arguments):
   """A task with its first weights beside it."""
@@ -20,12 +18,12 @@ def make_quadratic(**arguments):
 
 
 @pytest.mark.parametrize(
-  ('dimension', 'condition'), [(1, 10.0), (2, 1000.0), (7, 1.0), (7, 10.0)]
+  ('dimension', 'condition'), [(1, 10.0), (2, 1000.0), (7, 1.0)]
 )
 def test_curvature_and_optimum(dimension, condition):
   task, params = make_quadratic(dimension=dimension, condition=condition)
   value = lambda w: task.metrics(w, {}, task.test_data)['loss']
-  curvature = np.asarray(jax.hessian(value)(params), np.float64)
+  curvature = np.asarray(jax.jit(jax.hessian(value))(params), np.float64)
   np.testing.assert_allclose(curvature, curvature.T, atol=1e-6)
   expected = np.geomspace(1 / condition, 1, dimension)
   if dimension == 1:
@@ -59,23 +57,27 @@ def test_noise_of_a_gradient():
   )
 
 
-@pytest.mark.parametrize('delay', [0, 1, 4])
-@pytest.mark.parametrize('factor', [0.95, 1.05])
-def test_stability_is_as_the_docstring_says(delay, factor):
+@pytest.mark.parametrize('delay', [0, 4])
+def test_stability_is_as_the_docstring_says(delay):
   """Below 2 sin(pi / (4 d + 2)) it converges, and above it does not."""
   task, params = make_quadratic(noise=0.0)
-  rate = factor * 2 * np.sin(np.pi / (4 * delay + 2))
+  bound = 2 * np.sin(np.pi / (4 * delay + 2))
   grad = jax.grad(lambda w, batch: task.loss(w, {}, batch, None)[0])
 
-  def step(past, index):
-    batch = task.batches(task.data, 0, 0, index)
-    newest = past[0] - rate * grad(past[-1], batch)
-    return jnp.concatenate([newest[None], past[:-1]]), None
+  @jax.jit
+  def run(rate):
+    def step(past, index):
+      batch = task.batches(task.data, 0, 0, index)
+      newest = past[0] - rate * grad(past[-1], batch)
+      return jnp.concatenate([newest[None], past[:-1]]), None
 
-  start = jnp.tile(params, (delay + 1, 1))
-  last, _ = jax.jit(lambda x: jax.lax.scan(step, x, jnp.arange(1000)))(start)
-  metrics = [task.metrics(w, {}, None)['loss'] for w in (params, last[0])]
-  assert (metrics[1] < 1e-3 * metrics[0]) == (factor < 1)
+    start = jnp.tile(params, (delay + 1, 1))
+    last, _ = jax.lax.scan(step, start, jnp.arange(1000))
+    return task.metrics(last[0], {}, None)['loss']
+
+  before = task.metrics(params, {}, None)['loss']
+  assert run(0.95 * bound) < 1e-3 * before
+  assert not run(1.05 * bound) < 1e-3 * before
 
 
 def test_optimum_of_the_logistic_task():

@@ -14,7 +14,7 @@ from jasgd.tasks import _shuffles
 # Around powers of two, where the walk is shortest and longest.
 GOLDEN = [8718, 19241, 22309, 41081, 10206, 50532]
 
-SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 1000, 1437, 4097)
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 1437, 4097)
 
 
 @pytest.fixture(scope='module')
@@ -93,7 +93,7 @@ def draw_many(request):
   return lambda n: np.asarray(draw(n, *numbers.values()))
 
 
-@pytest.mark.parametrize('n', [4, 5, 8, 9, 17, 40])
+@pytest.mark.parametrize('n', [4, 9, 40])
 def test_uniform_in_positions_and_pairs(draw_many, n):
   rows = draw_many(n)
   for column in rows.T:

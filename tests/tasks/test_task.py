@@ -1,4 +1,4 @@
-"""The contract: keys, chunks, evaluation, and what is refused."""
+"""The contract of a task: keys, chunks, evaluation, refused arguments."""
 
 import dataclasses
 
@@ -75,13 +75,13 @@ def test_keys_are_all_different_and_do_not_depend_on_the_configuration():
   np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize('batch', range(1, 65))
-def test_choose_chunk(batch):
-  assert tasks.choose_chunk(batch, None) == batch
-  for chunk in range(1, 70):
-    size = tasks.choose_chunk(batch, chunk)
-    fitting = [d for d in range(1, batch + 1) if batch % d == 0 and d <= chunk]
-    assert size == max(fitting)
+def test_choose_chunk():
+  for batch in range(1, 65):
+    assert tasks.choose_chunk(batch, None) == batch
+    for chunk in range(1, 70):
+      divisors = [d for d in range(1, batch + 1) if batch % d == 0]
+      expected = max(d for d in divisors if d <= chunk)
+      assert tasks.choose_chunk(batch, chunk) == expected
 
 
 @pytest.mark.parametrize('arguments', [(0, 1), (4, 0)])
@@ -90,7 +90,7 @@ def test_choose_chunk_refuses(arguments):
     tasks.choose_chunk(*arguments)
 
 
-@pytest.mark.parametrize('batch_size', [1, 3, 4, 5, 9, 10, 1000])
+@pytest.mark.parametrize('batch_size', [1, 3, 5, 10, 1000])
 def test_evaluate_is_the_mean_over_all_examples(batch_size):
   task = make_tiny()
   metrics = tasks.evaluate(task, jnp.float32(2), {}, batch_size=batch_size)

@@ -1,5 +1,6 @@
-"""What is held out of a training set to choose settings on."""
+"""Validation sets, held out of a training set to choose settings on."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -37,9 +38,8 @@ def test_every_example_is_on_one_side(share):
 
 def test_an_epoch_has_only_what_is_trained_on():
   task = _make_task(0.2)
-  drawn = [
-    task.batches(task.data, 0, 0, step)['image'] for step in range(4 * 5)
-  ]
+  draw = jax.jit(task.batches)
+  drawn = [draw(task.data, 0, 0, step)['image'] for step in range(4 * 5)]
   held = set(np.ravel(task.test_data['image']).tolist())
   assert not held & set(np.ravel(drawn).tolist())
 

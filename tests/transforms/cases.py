@@ -1,7 +1,7 @@
 """Every transformation of the library, and a small problem to run it on.
 
 A new transformation is tested by all of `test_common.py` once it is listed in
-`CASES`; `test_house.py` fails while it is not.
+`CASES`; `test_house.py` fails until it is listed.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 import jasgd
+from tests import trees
 
 NUM_STEPS = 5
 
@@ -165,3 +166,22 @@ def run(transform, params, num_steps=NUM_STEPS) -> tuple[Any, Any]:
     (params, transform.init(params)),
     jnp.arange(num_steps),
   )
+
+
+def run_eagerly(transform, params, num_steps=NUM_STEPS) -> tuple[Any, Any]:
+  """The same run: traced as one scan, but computed operation by operation.
+
+  Tracing finds what cannot be compiled. The values come from operations that
+  are compiled once for all transformations, so that a run costs no compilation.
+  """
+  traced = jax.eval_shape(
+    functools.partial(run, transform, num_steps=num_steps), params
+  )
+  with jax.disable_jit():
+    carry, all_updates = (params, transform.init(params)), []
+    for step in range(num_steps):
+      carry, updates = take_step(transform, carry, step)
+      all_updates.append(updates)
+    found = carry, jax.tree.map(lambda *rows: jnp.stack(rows), *all_updates)
+  trees.assert_same_types(found, traced)
+  return found

@@ -40,7 +40,7 @@ def test_every_policy_has_a_formula_here():
 
 @every_policy
 @hypothesis.given(tau=st.integers(0, 10_000), count=st.integers(0, 1_000_000))
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 def test_formula(spec, tau, count):
   policy = policies.make_policy(spec)
   expected = FORMULAS[spec](tau, count)
