@@ -129,7 +129,7 @@ def test_the_benchmark_has_every_protocol_and_strategy():
   names = {row.protocol.name for row in simulator.ROWS.values()}
   public = set(protocols.__all__) - {
     *('Decision', 'Fate', 'Protocol', 'check_count', 'check_number'),
-    'parse_protocol',
+    'from_config',
     'constant_delay',  # It is the asynchronous one.
   }
   assert names == public
