@@ -12,6 +12,7 @@ needs them.
 
 from jasgd.tasks._augmentation import augment_images
 from jasgd.tasks._augmentation import AUGMENTATIONS
+from jasgd.tasks._convex import find_optimum
 from jasgd.tasks._datasets import MissingDataError
 from jasgd.tasks._evaluation import evaluate
 from jasgd.tasks._evaluation import evaluate_all
@@ -21,7 +22,6 @@ from jasgd.tasks._modules import from_linen
 from jasgd.tasks._modules import from_nnx
 from jasgd.tasks._names import make_task
 from jasgd.tasks._names import TASKS
-from jasgd.tasks._optimum import find_optimum
 from jasgd.tasks._shards import draw_dirichlet_shards
 from jasgd.tasks._shards import SHARDS
 from jasgd.tasks._shuffles import draw_samples

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jasgd.tasks import _a1_net
-from jasgd.tasks import _checks
 from jasgd.tasks import _datasets
 from jasgd.tasks import _functions
+from jasgd.tasks import _models
 from jasgd.tasks import _modules
-from jasgd.tasks import _resnet
 from jasgd.tasks import _task
 
 VERSION = '3.0.2'
@@ -19,8 +17,8 @@ VERSION = '3.0.2'
 # Name of a model -> the module, and how many examples it is fastest with.
 # Batch normalisation is over the whole batch, so that one is not divided.
 MODELS = {
-  'a1': (_a1_net.A1Net(), 8),
-  'resnet20': (_resnet.ResNet(), None),
+  'a1': (_models.A1Net(), 8),
+  'resnet20': (_models.ResNet(), None),
 }
 
 
@@ -61,7 +59,7 @@ def make_cifar10(
     Learning for Image Recognition <https://arxiv.org/abs/1512.03385>`_, 2016
   """
   model = model or 'a1'
-  _checks.check_choice('model', model, MODELS)
+  _task.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   train = _datasets.load_split('cifar10', VERSION, 'train', data_dir)
   mean, deviation = measure_pixels(train['image'])

@@ -2,40 +2,25 @@
 
 from typing import Any
 
-from flax import linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn import datasets
 
-from jasgd.tasks import _checks
-from jasgd.tasks import _lenet
+from jasgd.tasks import _models
 from jasgd.tasks import _modules
 from jasgd.tasks import _task
 
 NUM_TRAIN = 1437
 
 
-class Mlp(linen.Module):
-  """A network with one hidden layer."""
-
-  num_hidden: int = 64
-  num_classes: int = 10
-
-  @linen.compact
-  def __call__(self, images: jax.Array) -> jax.Array:
-    """Logits."""
-    hidden = linen.Dense(self.num_hidden)(images.reshape(len(images), -1))
-    return linen.Dense(self.num_classes)(linen.relu(hidden))
-
-
 # Name of a model -> the module, and how many examples it is fastest with.
 MODELS = {
   'lenet': (
-    _lenet.LeNet(features=(16, 32), kernel=3, paddings=(1, 1), hidden=(64,)),
+    _models.LeNet(features=(16, 32), kernel=3, paddings=(1, 1), hidden=(64,)),
     64,
   ),
-  'mlp': (Mlp(), None),
+  'mlp': (_models.Mlp(), None),
 }
 
 
@@ -61,7 +46,7 @@ def make_digits(
     ValueError: if the model is unknown, or as `from_functions`.
   """
   model = model or 'mlp'
-  _checks.check_choice('model', model, MODELS)
+  _task.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   train, test = load_digits()
   return _modules.from_linen(

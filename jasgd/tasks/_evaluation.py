@@ -8,7 +8,6 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _task
 
 
@@ -42,7 +41,7 @@ def evaluate(
   """
   if task.test_data is None:
     raise ValueError(f'The task {task.name!r} has no test_data to evaluate on.')
-  _checks.check_count('batch_size', batch_size)
+  _task.check_count('batch_size', batch_size)
   return _measure(task.metrics, batch_size, params, stats, task.test_data)
 
 

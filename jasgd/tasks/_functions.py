@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jasgd.tasks import _augmentation
-from jasgd.tasks import _checks
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
-from jasgd.tasks import _validation
 
 # apply(params, stats, inputs, key) -> (outputs, stats); no key: evaluation.
 Apply = Callable[
@@ -126,10 +124,10 @@ def from_functions(
     >>> print(tasks.evaluate(task, params, stats)['loss'])
     1.3862944
   """
-  _checks.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
+  _task.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
   if validation:
-    train, test = _validation.hold_out(train, validation)
-  num_samples = _checks.count_examples('train', train)
+    train, test = hold_out(train, validation)
+  num_samples = _task.count_examples('train', train)
   if augment != 'none' and np.ndim(train['image']) != 4:
     raise ValueError(
       f'augment={augment!r} needs images [n, height, width, channels], got '
@@ -186,3 +184,36 @@ def make_loss_and_metrics(
 def first_input(prepare: Prepare, train: dict[str, Any]) -> jax.Array:
   """One prepared image, for the shapes of a model."""
   return prepare(jnp.asarray(np.asarray(train['image'][:1])))
+
+
+def hold_out(
+  train: dict[str, Any], share: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Splits examples, always in the same way for a share and a size.
+
+  Args:
+    train: Arrays with a leading axis of examples.
+    share: Of those to hold out, above 0 and below 1.
+
+  Returns:
+    Those to train on, and those held out.
+
+  Raises:
+    ValueError: if the share leaves nothing on one side.
+  """
+  num_samples = _task.count_examples('train', train)
+  num_held = round(share * num_samples) if 0 < share < 1 else 0
+  if not 0 < num_held < num_samples:
+    raise ValueError(
+      'validation must be a share of the training set that leaves something on '
+      f'both sides, or 0, got {share} of {num_samples} examples.'
+    )
+  # Sets may be sorted.
+  generator = np.random.Generator(np.random.Philox(key=num_samples))
+  order = generator.permutation(num_samples)
+  arrays = {name: np.asarray(array) for name, array in train.items()}
+  held, kept = np.sort(order[:num_held]), np.sort(order[num_held:])
+  return (
+    {name: array[kept] for name, array in arrays.items()},
+    {name: array[held] for name, array in arrays.items()},
+  )

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _datasets
-from jasgd.tasks import _lenet
+from jasgd.tasks import _models
 from jasgd.tasks import _modules
 from jasgd.tasks import _task
 
 VERSION = '3.0.1'
 
 # Name of a model -> the module, and how many examples it is fastest with.
-MODELS = {'lenet': (_lenet.LeNet(), 32)}
+MODELS = {'lenet': (_models.LeNet(), 32)}
 
 
 def make_mnist(
@@ -43,7 +42,7 @@ def make_mnist(
     SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
   """
   model = model or 'lenet'
-  _checks.check_choice('model', model, MODELS)
+  _task.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   return _modules.from_linen(
     module,

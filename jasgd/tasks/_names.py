@@ -5,7 +5,6 @@ import importlib
 import inspect
 from typing import Any
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _task
 
 # Name -> the module with its factory, loaded when the task is made: some need
@@ -13,9 +12,9 @@ from jasgd.tasks import _task
 _MODULES = {
   'cifar10': 'jasgd.tasks._cifar10',
   'digits': 'jasgd.tasks._digits',
-  'logistic': 'jasgd.tasks._logistic',
+  'logistic': 'jasgd.tasks._convex',
   'mnist': 'jasgd.tasks._mnist',
-  'quadratic': 'jasgd.tasks._quadratic',
+  'quadratic': 'jasgd.tasks._convex',
 }
 
 TASKS: tuple[str, ...] = tuple(_MODULES)
@@ -88,7 +87,7 @@ def make_task(
     >>> task.batches(task.data, 0, 0, 0)['noise'].shape
     (4, 3)
   """
-  _checks.check_choice('task', name, TASKS)
+  _task.check_choice('task', name, TASKS)
   module = importlib.import_module(_MODULES[name])
   factory = getattr(module, f'make_{name}')
   known = _list_arguments(factory)

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _shuffles
+from jasgd.tasks import _task
 
 SHARDS: tuple[str, ...] = ('dirichlet', 'shards', 'whole')
 
@@ -61,9 +61,9 @@ def make_draw(
     ValueError: if the name is unknown, a number is out of range, or a batch is
       larger than a shard.
   """
-  _checks.check_choice('shards', shards, SHARDS)
-  _checks.check_count('num_learners', num_learners)
-  _checks.check_count('batch', batch)
+  _task.check_choice('shards', shards, SHARDS)
+  _task.check_count('num_learners', num_learners)
+  _task.check_count('batch', batch)
   if shards == 'whole':
     check_shard(num_samples, batch, 1)
     return {}, _make_whole_draw(num_samples, batch)
@@ -124,10 +124,10 @@ def draw_dirichlet_shards(
     Federated Visual Classification <https://arxiv.org/abs/1909.06335>`_, 2019
   """
   labels = np.asarray(labels)
-  _checks.check_count('num_shards', num_shards)
-  _checks.check_count('min_size', min_size, 0)
-  _checks.check_count('seed', seed, 0)
-  alpha = _checks.check_positive('alpha', alpha)
+  _task.check_count('num_shards', num_shards)
+  _task.check_count('min_size', min_size, 0)
+  _task.check_count('seed', seed, 0)
+  alpha = _task.check_positive('alpha', alpha)
   check_shard(len(labels), min_size, num_shards)
   rng = np.random.Generator(np.random.Philox(key=seed))
   owners = np.empty(len(labels), np.int32)

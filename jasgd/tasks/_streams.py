@@ -7,7 +7,6 @@ from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
 
@@ -61,8 +60,8 @@ def stream(
     >>> print(*(task.batches(None, 0, 0, step) for step in range(3)))
     [0 1] [4 3] [2 5]
   """
-  _checks.check_choice('shards', shards, STREAM_SHARDS)
-  _checks.check_count('num_learners', num_learners)
+  _task.check_choice('shards', shards, STREAM_SHARDS)
+  _task.check_count('num_learners', num_learners)
   num_shards = num_learners if shards == 'shards' else 1
   _shards.check_shard(len(source), task.batch, num_shards)
 

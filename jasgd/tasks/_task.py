@@ -1,12 +1,12 @@
 """What a task is: the one contract between data, model and everything else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
+import operator
 from typing import Any
 
 import jax
-
-from jasgd.tasks import _checks
+import numpy as np
 
 # A tree of arrays: weights, statistics, a batch.
 Tree = Any
@@ -97,22 +97,22 @@ class Task:
   chunk: int | None = None
 
   def __post_init__(self) -> None:
-    _checks.check_count('batch', self.batch)
-    _checks.check_count('num_samples', self.num_samples)
+    check_count('batch', self.batch)
+    check_count('num_samples', self.num_samples)
     if self.batch > self.num_samples:
       raise ValueError(
         f'batch must be at most num_samples, got batch={self.batch} of '
         f'num_samples={self.num_samples}.'
       )
     if self.chunk is not None:
-      _checks.check_count('chunk', self.chunk)
+      check_count('chunk', self.chunk)
     if self.is_streamed and self.data is not None:
       raise ValueError(
         f'The streamed task {self.name!r} must have no data: its batches are '
         'not drawn on the device.'
       )
     if self.test_data is not None:
-      _checks.count_examples('test_data', self.test_data)
+      count_examples('test_data', self.test_data)
 
 
 def fold_key(seed: Any, learner: Any, step: Any) -> Key:
@@ -165,10 +165,64 @@ def choose_chunk(batch: int, chunk: int | None) -> int:
     >>> tasks.choose_chunk(4, 32), tasks.choose_chunk(100, None)
     (4, 100)
   """
-  _checks.check_count('batch', batch)
+  check_count('batch', batch)
   if chunk is None:
     return batch
-  _checks.check_count('chunk', chunk)
+  check_count('chunk', chunk)
   return next(
     size for size in range(min(batch, chunk), 0, -1) if batch % size == 0
   )
+
+
+def check_count(name: str, value: Any, minimum: int = 1) -> int:
+  """Gives `value` as an int; a ValueError if it is none, or too small."""
+  try:
+    if isinstance(value, bool):
+      raise TypeError
+    count = operator.index(value)
+  except TypeError:
+    raise ValueError(f'{name} must be an integer, got {value!r}.') from None
+  if count < minimum:
+    raise ValueError(f'{name} must be at least {minimum}, got {count}.')
+  return count
+
+
+def check_positive(name: str, value: Any) -> float:
+  """Gives `value` as a float; a ValueError unless finite and above 0."""
+  try:
+    number = float(value)
+  except (TypeError, ValueError):
+    raise ValueError(f'{name} must be a number, got {value!r}.') from None
+  if not 0 < number < np.inf:
+    raise ValueError(f'{name} must be finite and above 0, got {value}.')
+  return number
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+  """Raises a ValueError unless `value` is one of the choices."""
+  choices = sorted(choices)
+  if value not in choices:
+    raise ValueError(f'Unknown {name} {value!r}. Known: {", ".join(choices)}.')
+
+
+def count_examples(name: str, examples: Any) -> int:
+  """The length that the leading axes of all leaves share.
+
+  Args:
+    name: What the examples are, for the error.
+    examples: A tree of arrays.
+
+  Returns:
+    The number of examples.
+
+  Raises:
+    ValueError: if there is no array, or their lengths differ.
+  """
+  shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
+  lengths = {shape[0] if shape else -1 for shape in shapes}
+  if len(lengths) != 1 or -1 in lengths:
+    raise ValueError(
+      f'The arrays of {name} must share a leading axis of examples, got the '
+      f'shapes {shapes}.'
+    )
+  return lengths.pop()
