@@ -11,7 +11,7 @@ import numpy as np
 from jasgd.tasks import _functions
 from jasgd.tasks import _task
 
-_NOISE = 0x6E6F6973  # Keeps the noise apart from other uses of a key.
+_NOISE = 0x6E6F6973  # Makes the noise's random key differ from other keys.
 
 
 def make_quadratic(
@@ -22,26 +22,27 @@ def make_quadratic(
   noise: float = 0.1,
   num_samples: int = 1000,
 ) -> _task.Task:
-  """A quadratic whose gradients are noisy.
+  """Builds a quadratic task with noisy gradients.
 
     f(w) = 1/2 (w - w*)' A (w - w*)
     gradient = A (w - w*) + mean of `batch` draws of N(0, noise^2 I)
 
   A has eigenvalues from 1/condition to 1, spaced evenly in the logarithm, and
-  is not diagonal. So SGD converges for rates below 2, with gradients d updates
-  late for rates below 2 sin(pi / (4 d + 2)), and the rate of convergence is
-  that of the eigenvalue 1/condition. The optimum w* goes from -1 to 1 in even
-  steps, and f(w*) = 0. The weights begin at w* plus a standard normal vector.
+  is not diagonal. Hence SGD converges for learning rates below 2, and with
+  gradients d updates late for rates below 2 sin(pi / (4 d + 2)); the eigenvalue
+  1/condition determines the speed of convergence. The optimum w* goes from -1
+  to 1 in even steps, and f(w*) = 0. The initial weights are w* plus a standard
+  normal vector.
 
   Args:
     batch: Draws of the noise per gradient.
     dimension: Number of weights.
     condition: Largest eigenvalue of A over the smallest, at least 1.
     noise: Standard deviation of one draw, at least 0.
-    num_samples: Draws that are called an epoch: there is no data.
+    num_samples: Number of draws that count as an epoch; there is no data.
 
   Returns:
-    A `Task` whose params are the vector w, with the metrics `'loss'`, f(w)
+    A `Task` whose params are the vector w. Its metrics are `'loss'`, f(w)
     without noise, and `'distance'`, |w - w*|.
 
   Raises:
@@ -73,7 +74,7 @@ def make_quadratic(
     return 0.5 * error @ curvature.astype(params.dtype) @ error
 
   def loss(params: Any, stats: Any, batch: Any, key: Any) -> Any:
-    del key  # The noise is in the batch.
+    del key  # The batch holds the noise.
     error = params - optimum.astype(params.dtype)
     return measure(params) + jnp.mean(batch['noise'] @ error), stats
 
@@ -120,25 +121,24 @@ def make_logistic(
   seed: int = 0,
   **options: Any,
 ) -> _task.Task:
-  """Logistic regression with an L2 penalty.
+  """Builds a task of logistic regression with an L2 penalty.
 
     f(w) = mean_i log(1 + exp(z_i)) - y_i z_i  +  l2/2 |w|^2,   z_i = x_i'w
 
-  The x_i are standard normal vectors; the labels y_i are 0 or 1 with the odds
-  that a standard normal w gives them. What is evaluated is f over all training
-  samples, so that `evaluate` gives the distance to the optimum's loss exactly;
-  `find_optimum` gives the optimum.
+  The x_i are standard normal vectors. The labels y_i, 0 or 1, are drawn from
+  the model itself with a standard normal w. The test data are the training
+  samples, so `evaluate` measures f exactly; `find_optimum` gives its optimum.
 
   Args:
     batch: Samples per gradient.
     dimension: Number of weights.
-    num_samples: Of the training set.
+    num_samples: Size of the training set.
     l2: Strength of the penalty, above 0.
-    seed: Of the data and of the shards.
-    **options: `shards`, `num_learners`, `alpha`, as in `from_functions`.
+    seed: Seed of the data and of the shards.
+    **options: Arguments of `from_functions`: `shards`, `num_learners`, `alpha`.
 
   Returns:
-    A `Task` whose params are the vector w; it begins at 0.
+    A `Task` whose params are the vector w, initially 0.
 
   Raises:
     ValueError: if a number is out of range.
@@ -157,8 +157,8 @@ def make_logistic(
   l2 = _task.check_positive('l2', l2)
   rng = np.random.Generator(np.random.Philox(key=seed))
   inputs = rng.standard_normal((num_samples, dimension)).astype(np.float32)
-  odds = inputs @ rng.standard_normal(dimension)
-  labels = rng.random(num_samples) < 1 / (1 + np.exp(-odds))
+  log_odds = inputs @ rng.standard_normal(dimension)
+  labels = rng.random(num_samples) < 1 / (1 + np.exp(-log_odds))
   examples = {'image': inputs, 'label': labels.astype(np.int32)}
   task = _functions.from_functions(
     lambda key: (jnp.zeros(dimension), {}),
@@ -186,7 +186,7 @@ def make_logistic(
 def measure_binary(
   outputs: jax.Array, batch: dict[str, jax.Array]
 ) -> _task.Metrics:
-  """Cross-entropy and accuracy of the odds of label 1 against label 0."""
+  """Cross-entropy and accuracy of log odds of label 1 against label 0."""
   labels = batch['label']
   losses = jax.nn.softplus(outputs) - labels * outputs
   hits = (outputs > 0) == (labels > 0)
@@ -196,21 +196,21 @@ def measure_binary(
 def find_optimum(
   task: _task.Task, *, tolerance: float = 1e-10, max_steps: int = 100
 ) -> Any:
-  """Where the loss of a task's test data is smallest, by Newton's method.
+  """Minimises the loss of a task's test data by Newton's method.
 
     w <- w - t H(w)^-1 g(w),    until |g(w)| <= tolerance
 
-  in float64, with t = 1 halved until the loss falls. For strictly convex tasks
-  with few weights that are evaluated on their whole objective, as `'quadratic'`
-  and `'logistic'` are.
+  in float64, with t = 1 halved until the loss falls. It is meant for strictly
+  convex tasks with few weights whose test data give the whole objective, such
+  as `'quadratic'` and `'logistic'`.
 
   Args:
-    task: With a twice differentiable, strictly convex loss and no stats.
-    tolerance: Largest norm of the gradient.
-    max_steps: After which to give up.
+    task: Task with a twice differentiable, strictly convex loss and no stats.
+    tolerance: Largest norm of the gradient at the optimum.
+    max_steps: Number of Newton steps after which to raise an error.
 
   Returns:
-    The weights: a tree of numpy arrays, float64.
+    The optimal weights: a tree of numpy arrays, float64.
 
   Raises:
     ValueError: if there is no test data, or if Newton's method fails.
@@ -237,7 +237,7 @@ def find_optimum(
 
 
 def _to_float64(leaf: jax.Array) -> jax.Array:
-  """Floats in double precision, and whole numbers as they are."""
+  """Converts floats to double precision; integers stay unchanged."""
   is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
   return leaf.astype(jnp.float64) if is_float else leaf
 
@@ -245,7 +245,7 @@ def _to_float64(leaf: jax.Array) -> jax.Array:
 def _minimise(
   measure: Any, flat: jax.Array, tolerance: float, max_steps: int
 ) -> jax.Array:
-  """Damped Newton steps; a ValueError if they do not arrive."""
+  """Takes damped Newton steps; raises a ValueError if they do not converge."""
   differentiate = jax.jit(jax.value_and_grad(measure))
   curve = jax.jit(jax.hessian(measure))
   norm = np.inf
@@ -256,7 +256,8 @@ def _minimise(
       return flat
     direction = jnp.linalg.solve(curve(flat), gradient)
     step = 1.0
-    # At the optimum itself rounding may hide a descent: then the step stands.
+    # Near the optimum, rounding may hide the descent; the loop ends all the
+    # same, and the short step is taken.
     while measure(flat - step * direction) > value and step > 1e-3:
       step /= 2
     flat = flat - step * direction

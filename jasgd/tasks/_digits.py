@@ -14,7 +14,7 @@ from jasgd.tasks import _task
 NUM_TRAIN = 1437
 
 
-# Name of a model -> the module, and how many examples it is fastest with.
+# Name of a model -> (module, `Task.chunk`: examples at a time on CPU).
 MODELS = {
   'lenet': (
     _models.LeNet(features=(16, 32), kernel=3, paddings=(1, 1), hidden=(64,)),
@@ -27,23 +27,23 @@ MODELS = {
 def make_digits(
   *, batch: int, model: str | None = None, **options: Any
 ) -> _task.Task:
-  """Scikit-learn's digits, 1437 to train on and 360 to test.
+  """Builds the digits task: 1437 training and 360 test images, a fixed split.
 
-  Which are which is fixed. Pixels are divided by 16: they are in [0, 1].
+  Inputs are pixels divided by 16, in [0, 1].
 
   Args:
     batch: Samples per gradient.
-    model: `'mlp'`, one hidden layer of 64 (the default), or `'lenet'`, two
-      convolutions of 3x3 with 16 and 32 channels and pooling, and one hidden
-      layer of 64.
-    **options: `shards`, `num_learners`, `alpha`, `seed`, `augment`, as in
-      `from_functions`.
+    model: Name of the model: `'mlp'`, one hidden layer of 64 (the default), or
+      `'lenet'`, two convolutions of 3x3 with 16 and 32 channels and pooling,
+      and one hidden layer of 64.
+    **options: Arguments of `from_functions`: `shards`, `num_learners`,
+      `alpha`, `seed`, `augment`, `validation`.
 
   Returns:
     A `Task`.
 
   Raises:
-    ValueError: if the model is unknown, or as `from_functions`.
+    ValueError: if the model is unknown, or `from_functions` refuses an option.
   """
   model = model or 'mlp'
   _task.check_choice('model', model, MODELS)
@@ -62,7 +62,7 @@ def make_digits(
 
 
 def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Training and test set: images uint8 [n, 8, 8, 1] from 0 to 16, labels."""
+  """Training and test set: images, uint8 [n, 8, 8, 1], 0 to 16; and labels."""
   images, labels = datasets.load_digits(return_X_y=True)
   order = np.random.Generator(np.random.Philox(key=0)).permutation(len(labels))
   examples = {
@@ -76,5 +76,5 @@ def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def scale_digits(images: jax.Array) -> jax.Array:
-  """Pixels from 0 to 16 to floats in [0, 1]."""
+  """Scales pixels from 0 to 16 to floats in [0, 1]."""
   return images.astype(jnp.float32) / 16

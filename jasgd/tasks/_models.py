@@ -17,10 +17,10 @@ class Conv(linen.Module):
   """A convolution.
 
   Attributes:
-    features: Number of outputs.
+    features: Number of output channels.
     kernel: Height and width of the kernel.
-    padding: Zeros on each side of an image.
-    stride: Of the kernel, in both directions.
+    padding: Number of zeros on each side of an image.
+    stride: Stride of the kernel, in both directions.
     use_bias: Whether a bias is added.
   """
 
@@ -46,15 +46,15 @@ class Conv(linen.Module):
 
 
 class PooledConv(linen.Module):
-  """relu(convolution + bias), and the maxima of that in windows of 2x2.
+  """relu(convolution + bias), then the maxima in windows of 2x2.
 
-  The bias and relu are taken after the maxima, of which there are a quarter as
-  many: both grow with their argument, so that the result is the same.
+  Bias and relu are applied after the maxima, to a quarter of the numbers. Both
+  are monotonic, so the result is the same.
 
   Attributes:
-    features: Number of outputs.
+    features: Number of output channels.
     kernel: Height and width of the kernel, odd.
-    padding: Zeros on each side of an image.
+    padding: Number of zeros on each side of an image.
   """
 
   features: int
@@ -63,7 +63,7 @@ class PooledConv(linen.Module):
 
   @linen.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """[batch, height, width, channels] -> half the size, with features."""
+    """[batch, height, width, channels] -> half the size, features."""
     shape = (self.kernel, self.kernel, images.shape[-1], self.features)
     kernel = self.param('kernel', linen.initializers.lecun_normal(), shape)
     bias = self.param('bias', linen.initializers.zeros_init(), (self.features,))
@@ -81,7 +81,7 @@ class Mlp(linen.Module):
 
   @linen.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Logits."""
+    """Computes the logits of a batch of images."""
     hidden = linen.Dense(self.num_hidden)(images.reshape(len(images), -1))
     return linen.Dense(self.num_classes)(linen.relu(hidden))
 
@@ -90,11 +90,15 @@ class LeNet(linen.Module):
   """LeNet-5 with relu and max pooling: 61,706 weights for images of 28x28x1.
 
   Attributes:
-    features: Outputs of the two convolutions.
+    features: Output channels of the two convolutions.
     kernel: Height and width of their kernels.
-    paddings: Zeros on each side of what each of them sees.
+    paddings: Number of zeros on each side of the inputs of each convolution.
     hidden: Sizes of the hidden dense layers.
     num_classes: Number of logits.
+
+  References:
+    LeCun et al., `Gradient-based learning applied to document recognition
+    <https://doi.org/10.1109/5.726791>`_, 1998
   """
 
   features: tuple[int, int] = (6, 16)
@@ -105,7 +109,7 @@ class LeNet(linen.Module):
 
   @linen.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Logits."""
+    """Computes the logits of a batch of images."""
     for features, padding in zip(self.features, self.paddings, strict=True):
       images = PooledConv(features, self.kernel, padding)(images)
     values = images.reshape(len(images), -1)
@@ -117,15 +121,20 @@ class LeNet(linen.Module):
 class A1Net(linen.Module):
   """Three pooled convolutions and one dense layer: 89,578 weights.
 
-  The paper says: three convolutions, each followed by pooling, one dense layer
-  to ten classes, close to Caffe's network for CIFAR-10, about 90 thousand
-  weights. Channels and kernels are those of Caffe's cifar10_quick without its
-  second dense layer. Caffe pools windows of 3x3, two pixels apart, some by the
-  mean; here all are maxima of 2x2.
+  The network for CIFAR-10 of the paper on staleness-aware async-SGD. The paper
+  says: three convolutions, each followed by pooling, one dense layer to ten
+  classes, close to Caffe's network for CIFAR-10, about 90 thousand weights.
+  Channels and kernels are those of Caffe's cifar10_quick without its second
+  dense layer. Caffe pools windows of 3x3 with stride 2, some of them by the
+  mean; here all poolings are maxima of 2x2.
 
   Attributes:
-    features: Outputs of the convolutions.
+    features: Output channels of the convolutions.
     num_classes: Number of logits.
+
+  References:
+    Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
+    <https://arxiv.org/abs/1511.05950>`_, 2016
   """
 
   features: tuple[int, ...] = (32, 32, 64)
@@ -133,7 +142,7 @@ class A1Net(linen.Module):
 
   @linen.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Logits."""
+    """Computes the logits of a batch of images."""
     for features in self.features:
       images = PooledConv(features, kernel=5, padding=2)(images)
     return linen.Dense(self.num_classes)(images.reshape(len(images), -1))
@@ -142,16 +151,20 @@ class A1Net(linen.Module):
 class ResNet(linen.Module):
   """A residual network of 6 n + 2 layers; n = 3 is ResNet-20.
 
-  A convolution, three stages of n blocks with 16, 32 and 64 channels, each
-  stage on a quarter of the pixels of the one before it, the mean over all
-  pixels, and a dense layer. Where the shape changes, the shortcut takes every
-  second pixel and adds channels of zeros (option A): it has no weights.
-  ResNet-20 has 269,722.
+  Its parts are a convolution, three stages of n blocks with 16, 32 and 64
+  channels, the mean over all pixels, and a dense layer. Each stage has a
+  quarter of the pixels of the stage before. Where the shape changes, the
+  shortcut takes every second pixel and adds channels of zeros (option A): it
+  has no weights. ResNet-20 has 269,722 weights.
 
   Attributes:
-    num_blocks: n.
+    num_blocks: Number of blocks per stage, n.
     features: Channels of the stages.
     num_classes: Number of logits.
+
+  References:
+    He et al., `Deep Residual Learning for Image Recognition
+    <https://arxiv.org/abs/1512.03385>`_, 2016
   """
 
   num_blocks: int = 3
@@ -160,7 +173,7 @@ class ResNet(linen.Module):
 
   @linen.compact
   def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-    """Logits."""
+    """Computes the logits of a batch of images."""
     values = Conv(self.features[0], 3, padding=1, use_bias=False)(images)
     values = linen.relu(_normalise(train)(values))
     for stage, features in enumerate(self.features):
@@ -171,14 +184,14 @@ class ResNet(linen.Module):
 
 
 class Block(linen.Module):
-  """relu(x + BN(conv(relu(BN(conv(x))))))."""
+  """Residual block: relu(x + BN(conv(relu(BN(conv(x))))))."""
 
   features: int
   stride: int = 1
 
   @linen.compact
   def __call__(self, values: jax.Array, train: bool) -> jax.Array:
-    """[batch, height, width, channels] -> features, 1/stride of the size."""
+    """[batch, height, width, channels] -> 1/stride of the size, features."""
     conv = functools.partial(Conv, self.features, 3, padding=1, use_bias=False)
     inner = conv(stride=self.stride)(values)
     inner = linen.relu(_normalise(train)(inner))
@@ -193,7 +206,7 @@ class Block(linen.Module):
 
 
 def _normalise(train: bool) -> linen.BatchNorm:
-  """Batch normalisation by the batch in training, else by the statistics."""
+  """Batch normalisation: by the batch in training, else by the statistics."""
   return linen.BatchNorm(
     use_running_average=not train, momentum=0.9, epsilon=1e-5
   )
