@@ -14,9 +14,9 @@ epoch of a thousand.
 
 Only integer operations are used, so the bits are the same on every machine. The
 number of samples may be traced, so one compiled program serves shards of
-unequal size. With twelve rounds, 400,000 shuffles showed uniform positions and pairs;
-only some orders of two or three samples are a few percent more likely than
-others.
+unequal size. With twelve rounds, 400,000 shuffles showed uniform positions and
+pairs; only some orders of two or three samples are a few percent more likely
+than others.
 
 References:
   Black and Rogaway, `Ciphers with Arbitrary Finite Domains
