@@ -4,17 +4,17 @@ A protocol is a state machine without weights. Each function below builds a new
 one; its `describe()` says the rule in words.
 
 =======================  =======================================  =============
-protocol                 gradients of an update                   who waits
+protocol                 gradients of an update                   waiting
 =======================  =======================================  =============
 `hardsync()`             one of every learner                     all learners
 `backup(b)`              all but b, of the current clock          those in time
-`softsync(n)`            1/n of the number of learners, any       nobody
-`asynchronous()`         one                                      nobody
-`constant_delay(d)`      one, of d + 1 learners in rotation       nobody
-`downpour(push, fetch)`  one sum over several local steps         nobody
+`softsync(n)`            1/n of the number of learners, any       none
+`asynchronous()`         one                                      none
+`constant_delay(d)`      one, of d + 1 learners in rotation       none
+`downpour(push, fetch)`  one sum over several local steps         none
 `ssp(s)`                 one                                      the fastest
-`rennala(s)`             s of the current clock                   nobody
-`ringmaster(r)`          one of staleness r or less               nobody
+`rennala(s)`             s of the current clock                   none
+`ringmaster(r)`          one of staleness r or less               none
 `ramp_up(p, k)`          as p; learners enter over k updates      as p
 =======================  =======================================  =============
 

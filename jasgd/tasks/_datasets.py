@@ -129,4 +129,4 @@ def _write_records(path: pathlib.Path, records: np.ndarray) -> None:
       np.save(file, records)
     os.replace(temporary, path)
   finally:
-    temporary.unlink(missing_ok=True)  # Renamed already unless an error came.
+    temporary.unlink(missing_ok=True)  # It exists only after an error.

@@ -214,8 +214,8 @@ def hold_out(
   generator = np.random.Generator(np.random.Philox(key=num_samples))
   order = generator.permutation(num_samples)
   arrays = {name: np.asarray(array) for name, array in train.items()}
-  held, kept = np.sort(order[:num_held]), np.sort(order[num_held:])
+  held_out, remaining = np.sort(order[:num_held]), np.sort(order[num_held:])
   return (
-    {name: array[kept] for name, array in arrays.items()},
-    {name: array[held] for name, array in arrays.items()},
+    {name: array[remaining] for name, array in arrays.items()},
+    {name: array[held_out] for name, array in arrays.items()},
   )
