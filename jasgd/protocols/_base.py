@@ -44,23 +44,26 @@ class Protocol:
   The fate of a gradient that the protocol takes is `APPLIED` at once, even if
   its update has to wait for further gradients.
 
-  **Your own protocol.** Subclass `Protocol` and override:
+  **How to write your own protocol.** Subclass `Protocol` and override
+  `handle_push`; override the other hooks where the protocol needs them:
 
-  =================  =======================================================
-  `handle_push`      required: the rule itself
+  =================  =========================================================
+  hook               content
+  =================  =========================================================
+  `handle_push`      the rule: fate of a gradient, update or not, releases
+  `handle_leave`     the rule when a learner leaves: update or not, releases
+  `handle_join`      bookkeeping when a learner joins
   `describe`         the rule in words, for reports
-  `arguments`        the constructor's arguments, if there are any
-  `initial_state`    the three state methods, if the protocol has a state of
-  `save_state`       its own: the state at the start of a run, the present
-  `restore_state`    state as JSON, and its inverse
-  `handle_join`      bookkeeping for a learner that joins
-  `handle_leave`     the rule for a learner that leaves: an update may be due,
-                     or others may be released
-  `check`            refusal of a number of learners that cannot work
-  =================  =======================================================
+  `check`            an error for numbers of learners that cannot work
+  `arguments`        the constructor's arguments, if it has any
+  `initial_state`    the subclass's own state at the start of a run, if any
+  `save_state`       the subclass's own state, for checkpoints
+  `restore_state`    the inverse of `save_state`
+  =================  =========================================================
 
-  and set the class attributes below where the defaults do not fit. `clock` and
-  `alive` belong to the base class: hooks read them and never change them.
+  Set the class attributes below where the defaults do not fit. The base class
+  owns `clock` and `alive`: hooks read them and never change them. Define the
+  class at the top level of a module, so that `from_config` can import it.
 
   Class attributes:
     name: Name of the protocol in `repr` and in reports.
