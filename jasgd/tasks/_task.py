@@ -108,8 +108,8 @@ class Task:
       check_count('chunk', self.chunk)
     if self.is_streamed and self.data is not None:
       raise ValueError(
-        f'The streamed task {self.name!r} must have no data (None): its batches are '
-        'read on the host, not drawn on the device.'
+        f'The streamed task {self.name!r} must have no data (None): its '
+        'batches are read on the host, not drawn on the device.'
       )
     if self.test_data is not None:
       count_examples('test_data', self.test_data)
