@@ -1,22 +1,25 @@
-"""When the server updates, and who waits: state machines without weights.
+"""Protocols of a parameter server: when it updates and which learners wait.
 
-=======================  =======================================  ============
-protocol                 an update takes                          who waits
-=======================  =======================================  ============
-`hardsync()`             a gradient of every learner              all
+A protocol is a state machine without weights. Each function below builds a new
+one; its `describe()` says the rule in words.
+
+=======================  =======================================  =============
+protocol                 gradients of an update                   waiting
+=======================  =======================================  =============
+`hardsync()`             one of every learner                     all learners
 `backup(b)`              all but b, of the current clock          those in time
-`softsync(n)`            1/n of the learners' number, any         nobody
-`asynchronous()`         one                                      nobody
-`constant_delay(d)`      one, of d + 1 learners in rotation       nobody
-`downpour(push, fetch)`  one push of several local steps          nobody
+`softsync(n)`            1/n of the number of learners, any       none
+`asynchronous()`         one                                      none
+`constant_delay(d)`      one, of d + 1 learners in rotation       none
+`downpour(push, fetch)`  one sum over several local steps         none
 `ssp(s)`                 one                                      the fastest
-`rennala(s)`             s of the current clock                   nobody
-`ringmaster(r)`          one of staleness r or less               nobody
+`rennala(s)`             s of the current clock                   none
+`ringmaster(r)`          one of staleness r or less               none
 `ramp_up(p, k)`          as p; learners enter over k updates      as p
-=======================  =======================================  ============
+=======================  =======================================  =============
 
-Each function builds a fresh protocol; `describe()` says in words who waits for
-what.
+`Protocol` is the base class; its docstring shows how to write your own.
+`Protocol.to_config` and `from_config` store a protocol as name and arguments.
 
 Examples:
   >>> from jasgd import protocols
@@ -35,13 +38,13 @@ from jasgd.protocols._base import check_number
 from jasgd.protocols._base import Decision
 from jasgd.protocols._base import Fate
 from jasgd.protocols._base import Protocol
+from jasgd.protocols._config import from_config
 from jasgd.protocols._counting import Asynchronous as asynchronous
 from jasgd.protocols._counting import ConstantDelay as constant_delay
 from jasgd.protocols._counting import Downpour as downpour
 from jasgd.protocols._counting import Rennala as rennala
 from jasgd.protocols._counting import Ringmaster as ringmaster
 from jasgd.protocols._counting import Softsync as softsync
-from jasgd.protocols._parse import parse_protocol
 from jasgd.protocols._quorum import Backup as backup
 from jasgd.protocols._quorum import Hardsync as hardsync
 from jasgd.protocols._ramp_up import RampUp as ramp_up
@@ -57,8 +60,8 @@ __all__ = [
   'check_number',
   'constant_delay',
   'downpour',
+  'from_config',
   'hardsync',
-  'parse_protocol',
   'ramp_up',
   'rennala',
   'ringmaster',

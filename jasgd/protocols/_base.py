@@ -1,64 +1,126 @@
-"""What every protocol has in common: who is there, and the clock."""
+"""Base class of every protocol, and the checks that the protocols share."""
 
 import enum
+import json
 import numbers
 import operator
 from typing import Any, NamedTuple, NoReturn
 
 
 class Fate(enum.IntEnum):
-  """What became of a gradient. The numbers are those in a trace's file."""
+  """Outcome of a gradient. Trace files store these numbers."""
 
   APPLIED = 0
-  PENDING = 1  # In the sum of an update that was not made (yet).
-  DROPPED_LATE = 2  # Came after its update was made without it.
-  DROPPED_STALE = 3  # Was computed on weights that are too old.
-  LOST_HISTORY = 4  # Was computed on weights that were lost with a server.
-  DROPPED_GONE = 5  # Arrived when its learner was gone.
-  AFTER_END = 6  # Arrived when the run was over.
-  NOT_FINITE = 7  # Was not a number; its learner said so, and did not send it.
+  PENDING = 1  # Taken for an update that is not made yet.
+  DROPPED_LATE = 2  # Arrived after its update was made without it.
+  DROPPED_STALE = 3  # Computed on weights that are too old.
+  LOST_HISTORY = 4  # Computed on weights that a server's crash destroyed.
+  DROPPED_GONE = 5  # Arrived after its learner had left.
+  AFTER_END = 6  # Arrived after the end of the run.
+  NOT_FINITE = 7  # Held NaN or infinity; the learner reported it, unsent.
 
   @property
   def is_dropped(self) -> bool:
-    """Whether it is in no update and never will be."""
+    """Whether no update will ever use the gradient."""
     return self > Fate.PENDING
 
 
 class Decision(NamedTuple):
-  """What the server does after an event."""
+  """The server's reaction to an event."""
 
-  fate: Fate | None  # Of the gradient that came; None if none came.
+  fate: Fate | None  # Of the pushed gradient; None if the event is no push.
   updates: bool  # Whether the server updates the weights now.
-  released: tuple[int, ...]  # Learners that go on, in this order.
+  released: tuple[int, ...]  # Learners that may start a step, in this order.
 
 
 class Protocol:
-  """When the server updates, and who waits: a state machine without weights.
+  """Rule for when the server updates and which learners wait.
 
-  A protocol is driven by events, one at a time: `on_push`, `on_join`,
-  `on_leave`. It answers each with a `Decision`. The simulator and a real server
-  drive the same object. It is deterministic, takes O(log N) per event, and its
-  state can be saved as JSON at any time.
+  A protocol is a deterministic state machine without weights, threads or wall
+  clock. Its driver (the simulator or a real server) reports one event at a
+  time, `on_join`, `on_push` or `on_leave`, and gets a `Decision` back. An event
+  takes O(log N) for N learners. The state can be saved as JSON at any time.
 
-  A gradient counts for the update that comes next, so its fate is `APPLIED`
-  when the protocol takes it, even if the update waits for others.
+  The fate of a gradient that the protocol takes is `APPLIED` at once, even if
+  its update has to wait for further gradients.
+
+  **How to write your own protocol.** Subclass `Protocol` and override
+  `handle_push`; override the other hooks where the protocol needs them:
+
+  =================  =========================================================
+  hook               content
+  =================  =========================================================
+  `handle_push`      the rule: fate of a gradient, update or not, releases
+  `handle_leave`     the rule when a learner leaves: update or not, releases
+  `handle_join`      bookkeeping when a learner joins
+  `describe`         the rule in words, for reports
+  `check`            an error for numbers of learners that cannot work
+  `arguments`        the constructor's arguments, if it has any
+  `initial_state`    the subclass's own state at the start of a run, if any
+  `save_state`       the subclass's own state, for checkpoints
+  `restore_state`    the inverse of `save_state`
+  =================  =========================================================
+
+  Set the class attributes below where the defaults do not fit. The base class
+  owns `clock` and `alive`: hooks read them and never change them. Define the
+  class at the top level of a module, so that `from_config` can import it.
+
+  Class attributes:
+    name: Name of the protocol in `repr` and in reports.
+    steps_per_push: Steps that a learner computes between two pushes.
+    steps_per_fetch: Steps that a learner computes between two fetches.
+    holds_learners: Whether a learner may have to wait after its push. False
+      promises that every push releases its learner at once; the simulator then
+      uses a faster loop.
+    updates_each: Whether each gradient that is taken makes its own update.
+    needs_current_clock: Whether only gradients of the current clock are taken.
+    needs_equal_times: Whether the protocol describes learners that all take
+      the same, constant time; the simulator refuses other times.
 
   Attributes:
     clock: Number of updates made.
-    alive: The learners that have joined and not left.
+    alive: Learners that have joined and not left.
+
+  Examples:
+    A protocol that updates at every second gradient, from any learner:
+
+    >>> import jasgd
+    >>> from jasgd import protocols
+    >>> class EverySecond(protocols.Protocol):
+    ...   name = 'every_second'
+    ...   holds_learners = False  # Each push releases its learner.
+    ...
+    ...   def describe(self):
+    ...     return 'every_second: two gradients per update; no learner waits.'
+    ...
+    ...   def initial_state(self):
+    ...     return {'count': 0}
+    ...
+    ...   def save_state(self):
+    ...     return {'count': self.count}
+    ...
+    ...   def restore_state(self, state):
+    ...     self.count = state['count']
+    ...
+    ...   def handle_push(self, learner, read_clock):
+    ...     self.count = (self.count + 1) % 2
+    ...     return protocols.Decision(
+    ...       fate=protocols.Fate.APPLIED,
+    ...       updates=self.count == 0,
+    ...       released=(learner,),
+    ...     )
+    >>> trace = jasgd.simulate(EverySecond(), num_learners=4, num_gradients=8)
+    >>> trace.num_updates
+    4
+    >>> print(trace.staleness)
+    [0 0 1 1 2 1 2 1]
   """
 
-  # How it is called in `jasgd.protocols`.
   name: str = ''
-  # Steps that a learner computes before it pushes, and before it pulls again.
   steps_per_push: int = 1
   steps_per_fetch: int = 1
-  # Whether a learner may have to wait after its push.
   holds_learners: bool = True
-  # Whether each gradient that counts is an update of its own.
   updates_each: bool = False
-  # Whether only gradients of the current clock count, and whether it stands for
-  # learners that all take the same, constant time.
   needs_current_clock: bool = False
   needs_equal_times: bool = False
 
@@ -66,107 +128,187 @@ class Protocol:
     self.clock = 0
     self.alive: set[int] = set()
 
-  # --- What a subclass says.
+  # --- Hooks, for subclasses to override.
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
-    raise NotImplementedError
+    """The rule in words: when the server updates and which learners wait."""
+    return repr(self)
 
   def check(self, num_learners: int) -> None:
-    """Raises a ValueError if this many learners could never make an update."""
+    """Raises a ValueError if this number of learners cannot work.
+
+    Called before a run starts. An override should call `super().check` first.
+
+    Args:
+      num_learners: Number of learners that the run expects.
+    """
     if num_learners < 1:
       raise ValueError(f'num_learners must be at least 1, got {num_learners}.')
 
-  def _arguments(self) -> dict[str, Any]:
-    """What it was built with, by name."""
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name, for `repr` and `to_config`.
+
+    Returns:
+      Values that JSON can hold, or protocols.
+    """
     return {}
 
-  def _push(self, learner: int, read_clock: int) -> Decision:
-    """Handles a gradient; the base class counts the update, if there is one."""
-    raise NotImplementedError
+  def initial_state(self) -> dict[str, Any]:
+    """The subclass's own state before the first event.
 
-  def _change(self) -> Decision:
-    """Handles that `alive` has changed: a quorum may be met now."""
+    Called by `start`, which passes the result to `restore_state`.
+
+    Returns:
+      A dict with the same keys as `save_state`.
+    """
+    return {}
+
+  def save_state(self) -> dict[str, Any]:
+    """The subclass's own state, without `clock` and `alive`.
+
+    Called by `save`, between events.
+
+    Returns:
+      A JSON-serialisable dict. The keys 'protocol', 'clock' and 'alive' are
+      taken by the base class.
+    """
+    return {}
+
+  def restore_state(self, state: dict[str, Any]) -> None:
+    """Sets the subclass's own state. The inverse of `save_state`.
+
+    Called by `start` and `restore`, after `clock` and `alive` have been set.
+
+    Args:
+      state: Result of `initial_state` or `save_state`, possibly after a round
+        trip through JSON: tuples have become lists.
+    """
+
+  def handle_push(self, learner: int, read_clock: int) -> Decision:
+    """Decides about a gradient.
+
+    Called by `on_push`, before `clock` advances: the staleness of the gradient
+    is `self.clock - read_clock`. The base class advances `clock` afterwards if
+    the decision says so.
+
+    Args:
+      learner: Number of the learner that pushed; it is in `alive`.
+      read_clock: Clock of the weights that the gradient was computed on.
+
+    Returns:
+      The decision. Its fate is `APPLIED`, `DROPPED_LATE` or `DROPPED_STALE`. A
+      learner that is not among those released waits until a later decision
+      releases it.
+    """
+    raise NotImplementedError(
+      f'{type(self).__name__} must override handle_push(learner, read_clock).'
+    )
+
+  def handle_join(self, learner: int) -> None:
+    """Adds a learner to the subclass's own state.
+
+    Called by `on_join`, when the learner is in `alive` already.
+
+    Args:
+      learner: Number of the learner that joined.
+    """
+
+  def handle_leave(self, learner: int) -> Decision:
+    """Removes a learner from the subclass's own state, and decides.
+
+    Called by `on_leave`, when the learner is no longer in `alive`. A leave may
+    make an update due, since fewer gradients may suffice for it, and may
+    release learners that waited for this one. The base class advances `clock`
+    afterwards if the decision says so.
+
+    Args:
+      learner: Number of the learner that left.
+
+    Returns:
+      The decision. Its fate is None.
+    """
+    del learner
     return Decision(None, False, ())
 
-  def _join(self, learner: int) -> None:
-    """Keeps the books of a learner that has joined."""
-
-  def _leave(self, learner: int) -> None:
-    """Closes the books of a learner that has left."""
-
-  def _save(self) -> dict[str, Any]:
-    """The subclass's own state, as JSON can hold it."""
-    return {}
-
-  def _restore(self, state: dict[str, Any]) -> None:
-    """The inverse of `_save`."""
-
-  # --- What its users call.
+  # --- Methods that drivers call.
 
   @property
   def inside(self) -> set[int]:
-    """Those of `alive` that may compute, as far as nobody holds them back."""
+    """Learners of `alive` that have been allowed to take part."""
     return self.alive
 
   def init(self, num_learners: int) -> None:
-    """Starts anew, with the learners 0 to num_learners - 1."""
+    """Starts a run in which the learners 0 to num_learners - 1 have joined."""
     self.start(num_learners)
     for learner in range(num_learners):
       self.on_join(learner)
 
   def start(self, num_learners: int) -> None:
-    """Starts anew; so many learners are expected, and nobody has joined."""
+    """Starts a run that expects `num_learners`; none of them has joined yet."""
     self.check(num_learners)
-    self.restore(self._start())
+    self.restore(self._make_initial())
 
   def on_push(self, learner: int, step: int, read_clock: int) -> Decision:
-    """A gradient came, the learner's `step`-th, computed at `read_clock`."""
+    """Handles the arrival of a gradient.
+
+    Args:
+      learner: Number of the learner that pushed.
+      step: Number of the learner's step, for error messages.
+      read_clock: Clock of the weights that the gradient was computed on.
+
+    Returns:
+      The decision. `clock` has advanced if it makes an update.
+
+    Raises:
+      ValueError: if the learner has not joined or should be waiting, or the
+        clock does not exist yet. The state is unchanged then.
+    """
     if learner not in self.alive:
       raise ValueError(
-        f'Learner {learner} pushed step {step} and is not there: join first.'
+        f'Learner {learner} pushed step {step} without having joined: call '
+        'on_join first.'
       )
     if not 0 <= read_clock <= self.clock:
       raise ValueError(
         f'Learner {learner} pushed step {step} of read_clock={read_clock}; it '
         f'must be from 0 to the clock, {self.clock}.'
       )
-    decision = self._push(learner, read_clock)
+    decision = self.handle_push(learner, read_clock)
     if decision.updates:
       self.clock += 1
     return decision
 
   def on_join(self, learner: int) -> Decision:
-    """A learner came; it is among those released once it may start."""
+    """Handles a learner that joins; it is released once it may start."""
     if learner in self.alive:
       raise ValueError(f'Learner {learner} has joined already.')
     self.alive.add(learner)
-    self._join(learner)
+    self.handle_join(learner)
     return Decision(None, False, (learner,))
 
   def on_leave(self, learner: int) -> Decision:
-    """A learner finished or was lost; the others must not wait for it."""
+    """Handles a learner that finished or was lost: no learner waits for it."""
     if learner not in self.alive:
-      raise ValueError(f'Learner {learner} left and was not there.')
+      raise ValueError(f'Learner {learner} left without having joined.')
+    # Before the hook: it counts quorums over the learners that remain.
     self.alive.remove(learner)
-    self._leave(learner)
-    decision = self._change()
+    decision = self.handle_leave(learner)
     if decision.updates:
       self.clock += 1
     return decision
 
   def save(self) -> dict[str, Any]:
-    """The whole state, as JSON can hold it."""
+    """The whole state, as a JSON-serialisable dict."""
     return {
       'protocol': repr(self),
       'clock': self.clock,
       'alive': sorted(self.alive),
-      **self._save(),
+      **self.save_state(),
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes on from a state that `save` of an equal protocol gave."""
-    missing = sorted(self.save().keys() - state.keys())
+    """Continues from a state that `save` of an equal protocol returned."""
+    missing = sorted(self._make_initial().keys() - state.keys())
     if missing:
       raise ValueError(
         f'This is no state of {self!r}: it has no {", ".join(missing)}.'
@@ -178,21 +320,59 @@ class Protocol:
       )
     self.clock = state['clock']
     self.alive = set(state['alive'])
-    self._restore(state)
+    self.restore_state(state)
+
+  def to_config(self) -> dict[str, Any]:
+    """Name and arguments: what `from_config` builds an equal protocol from.
+
+    Returns:
+      A JSON-serialisable dict `{'name': ..., 'arguments': {...}}`. The name of
+      a class outside `jasgd.protocols` is `'module:name'`. An argument that is
+      a protocol becomes such a dict itself.
+
+    Raises:
+      ValueError: if JSON cannot hold an argument.
+
+    Examples:
+      >>> from jasgd import protocols
+      >>> protocols.softsync(2).to_config()
+      {'name': 'softsync', 'arguments': {'n': 2}}
+    """
+    kind = type(self)
+    name = self.name
+    if not kind.__module__.startswith('jasgd.protocols.'):
+      # A subclass of a known protocol inherits its name, but is another class.
+      name = f'{kind.__module__}:{kind.__qualname__}'
+    arguments = {}
+    for key, value in self.arguments().items():
+      if isinstance(value, Protocol):
+        arguments[key] = value.to_config()
+        continue
+      try:
+        json.dumps(value, allow_nan=False)
+      except (TypeError, ValueError) as error:
+        raise ValueError(
+          f'The argument {key}={value!r} of {self!r} cannot be stored as JSON '
+          f'({error}): {kind.__name__}.arguments must return numbers, strings, '
+          'lists, dicts or protocols.'
+        ) from None
+      arguments[key] = value
+    return {'name': name, 'arguments': arguments}
 
   def __repr__(self) -> str:
     arguments = ', '.join(
-      f'{name}={value!r}' for name, value in self._arguments().items()
+      f'{name}={value!r}' for name, value in self.arguments().items()
     )
     return f'{self.name or type(self).__name__}({arguments})'
 
-  def _fresh(self) -> dict[str, Any]:
-    """What `_save` gives before anything has happened."""
-    return {}
-
-  def _start(self) -> dict[str, Any]:
-    """What `save` gives before anything has happened."""
-    return {'protocol': repr(self), 'clock': 0, 'alive': [], **self._fresh()}
+  def _make_initial(self) -> dict[str, Any]:
+    """The result of `save` before the first event."""
+    return {
+      'protocol': repr(self),
+      'clock': 0,
+      'alive': [],
+      **self.initial_state(),
+    }
 
 
 def refuse_held(learner: int) -> NoReturn:
@@ -204,9 +384,21 @@ def refuse_held(learner: int) -> NoReturn:
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:
-  """A whole number >= `minimum` as an int, or a ValueError that says so."""
+  """Checks that `value` is a whole number of at least `minimum`.
+
+  Args:
+    name: Name of the value, for the error message.
+    value: Number to check.
+    minimum: Smallest number allowed.
+
+  Returns:
+    The number, as an int.
+
+  Raises:
+    ValueError: if it is no whole number, or too small.
+  """
   try:
-    # A bool has an index too, but whoever gives one means something else.
+    # A bool has an index too, but True for a count is a mistake.
     count = None if isinstance(value, bool) else operator.index(value)
   except TypeError:
     count = None
@@ -218,7 +410,18 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 
 
 def check_number(name: str, value: Any) -> float:
-  """A real number as a float, or a ValueError that says so."""
+  """Checks that `value` is a real number.
+
+  Args:
+    name: Name of the value, for the error message.
+    value: Number to check.
+
+  Returns:
+    The number, as a float.
+
+  Raises:
+    ValueError: if it is no real number.
+  """
   if isinstance(value, bool) or not isinstance(value, numbers.Real):
     raise ValueError(f'{name} must be a number, got {value!r}.')
   return float(value)

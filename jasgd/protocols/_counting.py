@@ -1,4 +1,4 @@
-"""Protocols in which no learner ever waits: the server counts gradients."""
+"""Protocols in which no learner waits: the server counts gradients."""
 
 from typing import Any
 
@@ -6,47 +6,53 @@ from jasgd.protocols import _base
 
 
 class Counting(_base.Protocol):
-  """Updates after a number of gradients, from any learners."""
+  """Base class of protocols that update after a number of gradients."""
 
   holds_learners = False
 
   def __init__(self) -> None:
     super().__init__()
-    self._size = 0  # Gradients since the last update.
+    self._size = 0  # Gradients taken since the last update.
 
   def _quorum(self) -> int:
-    """Gradients per update, now."""
+    """Number of gradients that an update takes now."""
     return 1
 
-  def _refuse(self, read_clock: int) -> _base.Fate | None:
-    """Why a gradient of this clock does not count, or None if it does."""
+  def _find_refusal(self, read_clock: int) -> _base.Fate | None:
+    """Fate of a dropped gradient of this clock; None if it is taken."""
     del read_clock
     return None
 
-  def _push(self, learner: int, read_clock: int) -> _base.Decision:
-    fate = self._refuse(read_clock)
+  def handle_push(self, learner: int, read_clock: int) -> _base.Decision:
+    """Takes the gradient unless it is too stale; releases the learner."""
+    fate = self._find_refusal(read_clock)
     if fate is not None:
       return _base.Decision(fate, False, (learner,))
     self._size += 1
-    return _base.Decision(_base.Fate.APPLIED, self._is_due(), (learner,))
+    return _base.Decision(_base.Fate.APPLIED, self._use_quorum(), (learner,))
 
-  def _change(self) -> _base.Decision:
-    return _base.Decision(None, self._size > 0 and self._is_due(), ())
+  def handle_leave(self, learner: int) -> _base.Decision:
+    """Updates if the quorum of the remaining learners is met."""
+    del learner
+    return _base.Decision(None, self._size > 0 and self._use_quorum(), ())
 
-  def _is_due(self) -> bool:
-    """Whether there are enough gradients for an update; if so, uses them."""
+  def _use_quorum(self) -> bool:
+    """Whether an update is due; if so, its gradients count as used."""
     if self._size < self._quorum():
       return False
     self._size = 0
     return True
 
-  def _fresh(self) -> dict[str, Any]:
+  def initial_state(self) -> dict[str, Any]:
+    """The state before the first event."""
     return {'size': 0}
 
-  def _save(self) -> dict[str, Any]:
+  def save_state(self) -> dict[str, Any]:
+    """The number of gradients since the last update."""
     return {'size': self._size}
 
-  def _restore(self, state: dict[str, Any]) -> None:
+  def restore_state(self, state: dict[str, Any]) -> None:
+    """Sets the number of gradients since the last update."""
     self._size = state['size']
 
 
@@ -61,24 +67,30 @@ class Softsync(Counting):
   name = 'softsync'
 
   def __init__(self, n: int) -> None:
-    """An update takes as many gradients as 1/n of the learners."""
+    """Builds the protocol.
+
+    Args:
+      n: Divisor of the number of learners: an update takes as many gradients
+        as 1/n of the learners.
+    """
     super().__init__()
     self.n = _base.check_count('n', n, 1)
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'n': self.n}
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       f'softsync({self.n}): the server updates once it has as many gradients '
-      f'as 1/{self.n} of the learners, from any of them; nobody waits. A '
+      f'as 1/{self.n} of the learners, from any of them; no learner waits. A '
       'learner that pushes before the update is due computes its next gradient '
       'on the same weights.'
     )
 
   def check(self, num_learners: int) -> None:
-    """Raises a ValueError if this many learners could never make an update."""
+    """Raises a ValueError if there are fewer than n learners."""
     super().check(num_learners)
     if self.n > num_learners:
       raise ValueError(
@@ -91,7 +103,7 @@ class Softsync(Counting):
 
 
 class Asynchronous(Counting):
-  """Every gradient is an update of its own, at once: Downpour's server.
+  """Every gradient makes its own update on arrival: Downpour's server.
 
   References:
     Dean et al., `Large Scale Distributed Deep Networks
@@ -102,10 +114,10 @@ class Asynchronous(Counting):
   updates_each = True
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
-      'asynchronous: the server updates with every gradient that comes; nobody '
-      'waits.'
+      'asynchronous: the server updates with every gradient on arrival; no '
+      'learner waits.'
     )
 
 
@@ -121,28 +133,33 @@ class ConstantDelay(Asynchronous):
   needs_equal_times = True
 
   def __init__(self, delay: int) -> None:
-    """Delays every gradient by `delay` updates."""
+    """Builds the protocol.
+
+    Args:
+      delay: Staleness of every gradient, in updates.
+    """
     super().__init__()
     self.delay = _base.check_count('delay', delay, 0)
-    self.num_learners = self.delay + 1  # No other number makes this delay.
+    self.num_learners = self.delay + 1  # No other number gives this delay.
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'delay': self.delay}
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       f'constant_delay({self.delay}): {self.delay + 1} learners of equal speed '
-      'push in rotation, and the server updates with every gradient; nobody '
-      'waits.'
+      'push in rotation, and the server updates with every gradient; no '
+      'learner waits.'
     )
 
   def check(self, num_learners: int) -> None:
-    """Raises a ValueError if this many learners make another delay."""
+    """Raises a ValueError if this number of learners gives another delay."""
     super().check(num_learners)
     if num_learners != self.num_learners:
       raise ValueError(
-        f'A constant delay of {self.delay} is made by {self.delay + 1} '
+        f'A constant delay of {self.delay} needs exactly {self.delay + 1} '
         f'learners, got num_learners={num_learners}.'
       )
 
@@ -162,21 +179,27 @@ class Downpour(Asynchronous):
   name = 'downpour'
 
   def __init__(self, n_push: int = 1, n_fetch: int = 1) -> None:
-    """Pushes every `n_push` and fetches every `n_fetch` steps."""
+    """Builds the protocol.
+
+    Args:
+      n_push: Steps between two pushes of a learner.
+      n_fetch: Steps between two fetches of a learner.
+    """
     super().__init__()
     self.steps_per_push = _base.check_count('n_push', n_push, 1)
     self.steps_per_fetch = _base.check_count('n_fetch', n_fetch, 1)
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'n_push': self.steps_per_push, 'n_fetch': self.steps_per_fetch}
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       f'downpour({self.steps_per_push}, {self.steps_per_fetch}): a learner '
       f'pushes the sum of {self.steps_per_push} gradients, and fetches new '
       f'weights every {self.steps_per_fetch} steps; in between it steps on its '
-      'own copy. The server updates with every push; nobody waits.'
+      'own copy. The server updates with every push; no learner waits.'
     )
 
 
@@ -192,30 +215,35 @@ class Rennala(Counting):
   needs_current_clock = True
 
   def __init__(self, s: int) -> None:
-    """Takes `s` gradients of the current clock per update."""
+    """Builds the protocol.
+
+    Args:
+      s: Gradients per update, all of the current clock.
+    """
     super().__init__()
     self.s = _base.check_count('s', s, 1)
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'s': self.s}
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       f'rennala({self.s}): the server updates once it has {self.s} gradients '
-      'of the current clock, from any learners; stale ones are dropped; nobody '
-      'waits.'
+      'of the current clock, from any learners; stale gradients are dropped; '
+      'no learner waits.'
     )
 
   def _quorum(self) -> int:
     return self.s
 
-  def _refuse(self, read_clock: int) -> _base.Fate | None:
+  def _find_refusal(self, read_clock: int) -> _base.Fate | None:
     return _base.Fate.DROPPED_STALE if read_clock != self.clock else None
 
 
 class Ringmaster(Counting):
-  """Asynchronous, but a gradient of staleness above r is ignored: no step.
+  """Asynchronous, but gradients of staleness above r are dropped: no update.
 
   References:
     Maranjyan et al., `Ringmaster ASGD
@@ -226,20 +254,25 @@ class Ringmaster(Counting):
   updates_each = True
 
   def __init__(self, r: int) -> None:
-    """Ignores gradients with a staleness above `r`."""
+    """Builds the protocol.
+
+    Args:
+      r: Largest staleness of a gradient that makes an update.
+    """
     super().__init__()
     self.r = _base.check_count('r', r, 0)
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'r': self.r}
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       f'ringmaster({self.r}): the server updates with every gradient of '
-      f'staleness {self.r} or less, and ignores the others; nobody waits.'
+      f'staleness {self.r} or less, and drops the others; no learner waits.'
     )
 
-  def _refuse(self, read_clock: int) -> _base.Fate | None:
+  def _find_refusal(self, read_clock: int) -> _base.Fate | None:
     is_stale = self.clock - read_clock > self.r
     return _base.Fate.DROPPED_STALE if is_stale else None

@@ -1,4 +1,4 @@
-"""Protocols that wait for a quorum of gradients of the current clock."""
+"""Synchronous protocols: learners wait for a quorum of the current clock."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from jasgd.protocols import _base
 
 
 class Hardsync(_base.Protocol):
-  """Synchronous SGD: every learner waits for the gradients of all.
+  """Synchronous SGD: every learner waits for the gradients of all learners.
 
-  The staleness is 0 always.
+  The staleness is always 0.
 
   References:
     Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
@@ -17,21 +17,23 @@ class Hardsync(_base.Protocol):
 
   name = 'hardsync'
   needs_current_clock = True
-  # Learners that an update does not wait for.
+  # Number of learners whose gradients an update does not wait for.
   num_backups = 0
 
   def __init__(self) -> None:
     super().__init__()
-    self._waiting: set[int] = set()  # Learners that gave one and are here.
+    # Learners whose gradient is taken and whose update is not made yet.
+    self._waiting: set[int] = set()
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       'hardsync: the server updates once every learner has pushed a gradient '
       'of the current clock; each learner waits for that update.'
     )
 
-  def _push(self, learner: int, read_clock: int) -> _base.Decision:
+  def handle_push(self, learner: int, read_clock: int) -> _base.Decision:
+    """Takes a gradient of the current clock, and holds its learner."""
     if read_clock != self.clock:
       return _base.Decision(_base.Fate.DROPPED_LATE, False, (learner,))
     if learner in self._waiting:
@@ -40,39 +42,41 @@ class Hardsync(_base.Protocol):
     released = self._use_quorum()
     return _base.Decision(_base.Fate.APPLIED, bool(released), released)
 
-  def _change(self) -> _base.Decision:
+  def handle_leave(self, learner: int) -> _base.Decision:
+    """Updates if the quorum of the remaining learners is met."""
+    self._waiting.discard(learner)
     released = self._use_quorum()
     return _base.Decision(None, bool(released), released)
 
   def _use_quorum(self) -> tuple[int, ...]:
-    """Those who wait, if there are enough of them for an update; else ()."""
-    # The gradient of a learner that has left since still counts, but nobody
-    # waits for a learner that has left: those who are here make the quorum.
+    """The learners to release if an update is due; otherwise ()."""
+    # The gradient of a learner that left meanwhile stays in the sum, but only
+    # learners that are still alive count for the quorum.
     if len(self._waiting) < max(1, len(self.alive) - self.num_backups):
       return ()
     released = tuple(sorted(self._waiting))
     self._waiting.clear()
     return released
 
-  def _leave(self, learner: int) -> None:
-    self._waiting.discard(learner)
-
-  def _fresh(self) -> dict[str, Any]:
+  def initial_state(self) -> dict[str, Any]:
+    """The state before the first event."""
     return {'waiting': []}
 
-  def _save(self) -> dict[str, Any]:
+  def save_state(self) -> dict[str, Any]:
+    """The learners that wait."""
     return {'waiting': sorted(self._waiting)}
 
-  def _restore(self, state: dict[str, Any]) -> None:
+  def restore_state(self, state: dict[str, Any]) -> None:
+    """Sets the learners that wait."""
     self._waiting = set(state['waiting'])
 
 
 class Backup(Hardsync):
-  """Synchronous SGD that does without the `num_backups` slowest learners.
+  """Synchronous SGD that skips the `num_backups` slowest learners per update.
 
-  The server takes the first alive - b gradients of the current clock; late ones
-  are dropped and counted, and their learners go on with the newest weights at
-  once.
+  The server takes the first alive - num_backups gradients of the current
+  clock. Late gradients are dropped, and their learners continue at once with
+  the newest weights.
 
   References:
     Chen et al., `Revisiting Distributed Synchronous SGD
@@ -82,27 +86,32 @@ class Backup(Hardsync):
   name = 'backup'
 
   def __init__(self, num_backups: int) -> None:
-    """Waits for all learners but `num_backups`."""
+    """Builds the protocol.
+
+    Args:
+      num_backups: Number of learners that an update does not wait for.
+    """
     super().__init__()
     self.num_backups = _base.check_count('num_backups', num_backups, 1)
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'num_backups': self.num_backups}
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
       f'backup({self.num_backups}): the server updates once all learners but '
       f'{self.num_backups} have pushed a gradient of the current clock; those '
       'wait for that update. Later gradients are dropped, and their learners '
-      'go on at once.'
+      'continue at once.'
     )
 
   def check(self, num_learners: int) -> None:
-    """Raises a ValueError if this many learners could never make an update."""
+    """Raises a ValueError if an update would wait for no learner."""
     super().check(num_learners)
     if self.num_backups >= num_learners:
       raise ValueError(
         f'num_backups must be below num_learners={num_learners}, got '
-        f'{self.num_backups}: no gradient would be waited for.'
+        f'{self.num_backups}: an update must wait for at least one gradient.'
       )

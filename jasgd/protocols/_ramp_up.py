@@ -1,4 +1,4 @@
-"""Introducing learners one by one, before a protocol takes over."""
+"""Ramp-up: a protocol whose learners enter one by one."""
 
 import heapq
 from typing import Any
@@ -7,12 +7,12 @@ from jasgd.protocols import _base
 
 
 class RampUp(_base.Protocol):
-  """Any protocol, with its learners introduced over a number of updates.
+  """Any protocol, with its learners admitted over a number of updates.
 
-  The i-th of N learners to join is let in at clock i * num_updates / N, the
-  first at once. Until then it waits; one that goes and comes back keeps its
-  turn. Few learners make little staleness, which is what training wants at its
-  start.
+  The i-th of N learners to join is admitted at clock i * num_updates / N, the
+  first one at once. Until then it waits. A learner that leaves and joins again
+  keeps its turn. Few learners cause little staleness, which helps at the start
+  of training.
 
   References:
     Chen et al., `Revisiting Distributed Synchronous SGD
@@ -24,11 +24,16 @@ class RampUp(_base.Protocol):
   name = 'ramp_up'
 
   def __init__(self, protocol: _base.Protocol, num_updates: int) -> None:
-    """Introduces the learners of `protocol` over `num_updates` updates."""
+    """Builds the protocol.
+
+    Args:
+      protocol: Protocol of the learners that have been admitted.
+      num_updates: Number of updates after which all learners are admitted.
+    """
     super().__init__()
     if not isinstance(protocol, _base.Protocol) or isinstance(protocol, RampUp):
       raise ValueError(
-        'ramp_up takes a protocol that is none itself, as in '
+        'ramp_up takes a protocol other than a ramp_up, as in '
         f'ramp_up(asynchronous(), 100), got {protocol!r}.'
       )
     self.protocol = protocol
@@ -39,57 +44,63 @@ class RampUp(_base.Protocol):
     self.needs_current_clock = protocol.needs_current_clock
     self.needs_equal_times = protocol.needs_equal_times
     self._num_expected = 1
-    self._turns: dict[int, int] = {}  # Learner -> the how manieth it came as.
-    self._outside: set[int] = set()
-    # A heap of (clock to enter at, learner); who left is still in it.
+    # Learner -> number of learners that joined before it.
+    self._turns: dict[int, int] = {}
+    self._outside: set[int] = set()  # Learners that are not admitted yet.
+    # A heap of (clock to enter at, learner). A learner that left stays in it
+    # until it is popped, and is ignored then.
     self._queue: list[tuple[int, int]] = []
 
-  def _arguments(self) -> dict[str, Any]:
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name."""
     return {'protocol': self.protocol, 'num_updates': self.num_updates}
 
   @property
   def inside(self) -> set[int]:
-    """Those who have been let in."""
+    """Learners that have been admitted."""
     return self.protocol.alive
 
   def describe(self) -> str:
-    """Who waits for what, in words."""
+    """The rule in words."""
     return (
-      f'{self.protocol.describe()} Learners are let in one by one over the '
+      f'{self.protocol.describe()} Learners are admitted one by one over the '
       f'first {self.num_updates} updates.'
     )
 
   def check(self, num_learners: int) -> None:
-    """Raises a ValueError if this many learners could never make an update."""
+    """Raises a ValueError if the inner protocol refuses the number."""
     self.protocol.check(num_learners)
 
   def start(self, num_learners: int) -> None:
-    """Starts anew; so many learners are expected, and nobody has joined."""
+    """Starts a run that expects `num_learners`; none of them has joined yet."""
     self.check(num_learners)
+    # Before the base class asks for the initial state, which holds it.
     self._num_expected = num_learners
     super().start(num_learners)
 
   def on_join(self, learner: int) -> _base.Decision:
-    """A learner came; it is released when its turn to enter comes."""
+    """Handles a learner that joins; it is released when it is admitted."""
     super().on_join(learner)
     self._turns.setdefault(learner, len(self._turns))
     self._outside.add(learner)
     heapq.heappush(self._queue, self._make_entry(learner))
-    return self._follow(_base.Decision(None, False, ()))
+    return self._admit(_base.Decision(None, False, ()))
 
   def _make_entry(self, learner: int) -> tuple[int, int]:
-    """When a learner may enter, and who it is."""
-    # More than were expected are let in once the ramp is over.
+    """The clock at which a learner is admitted, and the learner."""
+    # Learners beyond the expected number are admitted at the end of the ramp.
     turn = min(self._turns[learner], self._num_expected)
     return turn * self.num_updates // self._num_expected, learner
 
-  def _push(self, learner: int, read_clock: int) -> _base.Decision:
+  def handle_push(self, learner: int, read_clock: int) -> _base.Decision:
+    """Passes the gradient to the inner protocol, then admits learners."""
     if learner in self._outside:
       _base.refuse_held(learner)
-    return self._follow(self.protocol.on_push(learner, -1, read_clock))
+    # The inner protocol uses the step for error messages only; -1: not known.
+    return self._admit(self.protocol.on_push(learner, -1, read_clock))
 
   def on_leave(self, learner: int) -> _base.Decision:
-    """A learner finished or was lost, inside or outside."""
+    """Handles a learner that finished or was lost, admitted or not."""
     is_inside = learner in self.protocol.alive
     self._outside.discard(learner)
     super().on_leave(learner)
@@ -97,11 +108,13 @@ class RampUp(_base.Protocol):
     if is_inside:
       decision = self.protocol.on_leave(learner)
       self.clock = self.protocol.clock
-    return self._follow(decision)
+    return self._admit(decision)
 
-  def _follow(self, decision: _base.Decision) -> _base.Decision:
-    """Lets in whose turn it is, or anyone if nobody is inside."""
+  def _admit(self, decision: _base.Decision) -> _base.Decision:
+    """Adds to those released the learners that are admitted now."""
     released = decision.released
+    # If no learner is inside, the clock stands still, so the next learner is
+    # admitted before its turn.
     while self._queue and (
       self._queue[0][0] <= self.protocol.clock or not self.protocol.alive
     ):
@@ -111,15 +124,17 @@ class RampUp(_base.Protocol):
         released += self.protocol.on_join(learner).released
     return decision._replace(released=released)
 
-  def _fresh(self) -> dict[str, Any]:
+  def initial_state(self) -> dict[str, Any]:
+    """The state before the first event, and that of the inner protocol."""
     return {
       'num_expected': self._num_expected,
       'turns': [],
       'outside': [],
-      'inside': self.protocol._start(),
+      'inside': self.protocol._make_initial(),
     }
 
-  def _save(self) -> dict[str, Any]:
+  def save_state(self) -> dict[str, Any]:
+    """Turns, learners not admitted yet, and the inner protocol's state."""
     return {
       'num_expected': self._num_expected,
       'turns': sorted(self._turns.items()),
@@ -127,9 +142,13 @@ class RampUp(_base.Protocol):
       'inside': self.protocol.save(),
     }
 
-  def _restore(self, state: dict[str, Any]) -> None:
+  def restore_state(self, state: dict[str, Any]) -> None:
+    """Sets the state, and that of the inner protocol."""
     self._num_expected = state['num_expected']
+    # JSON holds a dict with int keys as a list of pairs.
     self._turns = dict(map(tuple, state['turns']))
     self._outside = set(state['outside'])
+    # After `_turns` and `_num_expected`, which the entries depend on. A sorted
+    # list is a heap.
     self._queue = sorted(map(self._make_entry, self._outside))
     self.protocol.restore(state['inside'])

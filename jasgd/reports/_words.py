@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from jasgd import protocols
 from jasgd import traces
 from jasgd.reports import _formats
 from jasgd.reports import _members
@@ -63,17 +62,7 @@ def _tell_strategy(run: _runs.Run) -> Iterator[str]:
   elif run.node_summary:
     yield f'{_count(run.node_summary.num_nodes, "node")} without a server.'
   if text and isinstance(text, str):
-    if run.is_real:
-      text = _describe(text)
     yield f'{text[0].upper()}{text[1:].rstrip(".")}.'
-
-
-def _describe(text: str) -> str:
-  """A protocol in words, from its `repr`; else the text itself."""
-  try:
-    return protocols.parse_protocol(text).describe()
-  except ValueError:
-    return text
 
 
 def _say_clock(run: _runs.Run) -> str:

@@ -120,7 +120,8 @@ class Server:
     protocol = settings.protocol
     return {
       **settings.header,
-      'protocol': repr(protocol),
+      'protocol': protocol.describe(),
+      'strategy': protocol.to_config(),
       'num_learners': settings.num_learners,
       'num_present': 0,  # When it begins: all of them join.
       'overlap': settings.overlap,

@@ -57,7 +57,8 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
   put in: `compare` says how well the two agree.
 
   Args:
-    trace: Of a real run, or of one with the `repr` of a protocol in its header.
+    trace: Trace of a real or simulated run. The 'strategy' in its header is
+      the config of its protocol, as of `Protocol.to_config`.
     seed: Of the draws.
 
   Returns:
@@ -68,13 +69,10 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
       times were measured.
 
   Examples:
-    >>> import dataclasses
     >>> import jasgd
     >>> from jasgd import protocols, simulation
     >>> protocol = protocols.softsync(2)
     >>> trace = jasgd.simulate(protocol, num_learners=4, num_gradients=100)
-    >>> header = {**trace.header, 'protocol': repr(protocol)}
-    >>> trace = dataclasses.replace(trace, header=header)
     >>> predicted = simulation.predict(trace)
     >>> predicted.num_updates, bool((predicted.learner == trace.learner).all())
     (50, True)
@@ -107,7 +105,7 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
 
 def _read_protocol(trace: traces.Trace) -> protocols.Protocol:
   """The header's protocol, as a real server drives it."""
-  protocol = protocols.parse_protocol(trace.header.get('protocol', ''))
+  protocol = protocols.from_config(trace.header.get('strategy', {}))
   if isinstance(protocol, protocols.constant_delay):
     # The delay is one of equal times; with those of a real run, it is this.
     return protocols.asynchronous()

@@ -78,6 +78,7 @@ def simulate(
     seed=seed,
   )
   assert num_learners is not None  # It was checked.
+  strategy = protocol.to_config()  # Before the run: it may be refused.
   failures = _failures.read_failures(failures, num_learners)
   result = None
   if _can_be_sorted(protocol) and network.is_free and not failures:
@@ -97,6 +98,7 @@ def simulate(
     records,
     {
       'protocol': protocol.describe(),
+      'strategy': strategy,
       'num_learners': num_learners,
       'compute': compute.name,
       'overlap': overlap,

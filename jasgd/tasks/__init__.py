@@ -1,17 +1,19 @@
-"""What is learned? Models, losses, and which samples a learner sees when.
+"""Tasks: a model, its loss, its data, and the minibatch of every step.
 
-`make_task` builds one of `TASKS` by name; `from_linen`, `from_nnx` and
-`from_functions` make a task of your own model and examples, `stream` one whose
-examples do not fit in memory; and whatever has the fields of a `Task` is one.
+`make_task` builds one of `TASKS` by name. `from_linen`, `from_nnx` and
+`from_functions` make a task of your own model and examples; `stream` reads the
+examples of a task from a source that does not fit in memory. You can also fill
+in the fields of a `Task` yourself.
 
-Samples and augmentation are functions of (seed, learner, step): see
-`draw_samples` for the shuffles and `fold_key` for everything else that is
-random. Flax, scikit-learn, grain and tensorflow-datasets are loaded by what
-needs them.
+Samples and augmentation are functions of (seed, learner, step): `draw_samples`
+computes the shuffles, and `fold_key` the key of every other random draw. Flax,
+scikit-learn, grain and tensorflow-datasets are imported by the functions that
+need them.
 """
 
 from jasgd.tasks._augmentation import augment_images
 from jasgd.tasks._augmentation import AUGMENTATIONS
+from jasgd.tasks._convex import find_optimum
 from jasgd.tasks._datasets import MissingDataError
 from jasgd.tasks._evaluation import evaluate
 from jasgd.tasks._evaluation import evaluate_all
@@ -21,7 +23,6 @@ from jasgd.tasks._modules import from_linen
 from jasgd.tasks._modules import from_nnx
 from jasgd.tasks._names import make_task
 from jasgd.tasks._names import TASKS
-from jasgd.tasks._optimum import find_optimum
 from jasgd.tasks._shards import draw_dirichlet_shards
 from jasgd.tasks._shards import SHARDS
 from jasgd.tasks._shuffles import draw_samples

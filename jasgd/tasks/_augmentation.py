@@ -1,4 +1,4 @@
-"""Random flips and crops of images, on the device, by a gradient's key."""
+"""Random flips and crops of images, on the device."""
 
 from typing import Any
 
@@ -6,23 +6,23 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from jasgd.tasks import _checks
+from jasgd.tasks import _task
 
 AUGMENTATIONS: tuple[str, ...] = ('flip_crop', 'none')
 
-_AUGMENTATION = 0x61756769  # Keeps its numbers apart from those of the loss.
+_AUGMENTATION = 0x61756769  # Makes its random key differ from the loss's key.
 
 
 def augment_images(
   augment: str, key: jax.Array, images: jax.Array, fill: Any = 0
 ) -> jax.Array:
-  """Augments a batch of images by the name of the way.
+  """Augments a batch of images.
 
   Args:
-    augment: `'none'` or `'flip_crop'`.
-    key: The gradient's key, as of `fold_key`.
-    images: [batch, height, width, channels], of any dtype.
-    fill: What is around an image: a number, or one per channel.
+    augment: Name of the augmentation: `'none'` or `'flip_crop'`.
+    key: Random key of the gradient, from `fold_key`.
+    images: Array [batch, height, width, channels] of any dtype.
+    fill: Pixel value outside an image: a number, or one per channel.
 
   Returns:
     Images of the same shape and dtype.
@@ -38,7 +38,7 @@ def augment_images(
     >>> tasks.augment_images('flip_crop', key, images).dtype
     dtype('uint8')
   """
-  _checks.check_choice('augment', augment, AUGMENTATIONS)
+  _task.check_choice('augment', augment, AUGMENTATIONS)
   if augment == 'none':
     return images
   return flip_and_crop(jax.random.fold_in(key, _AUGMENTATION), images, fill)
@@ -50,12 +50,12 @@ def flip_and_crop(
   """Mirrors each image with probability 1/2, and shifts it by up to `padding`.
 
   The shift is a crop of the image with `padding` pixels around it, uniform over
-  all crops. Each image has a flip and a shift of its own.
+  all crops. Flip and shift are drawn for each image separately.
 
   Args:
-    key: A jax key.
-    images: [batch, height, width, channels], of any dtype.
-    fill: What is around an image: a number, or one per channel.
+    key: Random key.
+    images: Array [batch, height, width, channels] of any dtype.
+    fill: Pixel value outside an image: a number, or one per channel.
     padding: Largest shift, in pixels.
 
   Returns:

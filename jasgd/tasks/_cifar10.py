@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 colour images of 32x32 pixels, and 10,000 to test."""
+"""CIFAR-10: 50,000 training and 10,000 test images, 32x32 pixels in colour."""
 
 from typing import Any
 
@@ -6,21 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jasgd.tasks import _a1_net
-from jasgd.tasks import _checks
 from jasgd.tasks import _datasets
 from jasgd.tasks import _functions
+from jasgd.tasks import _models
 from jasgd.tasks import _modules
-from jasgd.tasks import _resnet
 from jasgd.tasks import _task
 
 VERSION = '3.0.2'
 
-# Name of a model -> the module, and how many examples it is fastest with.
-# Batch normalisation is over the whole batch, so that one is not divided.
+# Name of a model -> (module, `Task.chunk`: examples at a time on CPU).
+# None: batch normalisation needs the whole batch at once.
 MODELS = {
-  'a1': (_a1_net.A1Net(), 8),
-  'resnet20': (_resnet.ResNet(), None),
+  'a1': (_models.A1Net(), 8),
+  'resnet20': (_models.ResNet(), None),
 }
 
 
@@ -31,29 +29,29 @@ def make_cifar10(
   data_dir: str | None = None,
   **options: Any,
 ) -> _task.Task:
-  """CIFAR-10.
+  """Builds the CIFAR-10 task, with standardised pixels as inputs.
 
     input = (pixel - mean of that pixel) / standard deviation of all of them
 
-  with the mean and deviation of the training set: means per pixel and channel,
-  as in both papers, and one number to divide by, so that a first layer with the
-  usual initial weights gets inputs of variance 1.
+  Both are measured on the training set. There is a mean per pixel and channel,
+  as in both papers, and a single deviation, so that inputs have variance 1, as
+  the usual initial weights of a first layer assume.
 
   Args:
     batch: Samples per gradient.
-    model: `'a1'`, three convolutions, 89,578 weights (the default), or
-      `'resnet20'`, with batch normalisation, 269,722 weights.
-    data_dir: The folder of tensorflow-datasets. None: its default folder, and
-      a download if need be.
-    **options: `shards`, `num_learners`, `alpha`, `seed`, `augment`, as in
-      `from_functions`.
+    model: Name of the model: `'a1'`, three convolutions, 89,578 weights (the
+      default), or `'resnet20'`, with batch normalisation, 269,722 weights.
+    data_dir: Folder of tensorflow-datasets. None: its default folder; the set
+      is downloaded if it is missing.
+    **options: Arguments of `from_functions`: `shards`, `num_learners`,
+      `alpha`, `seed`, `augment`, `validation`.
 
   Returns:
     A `Task`.
 
   Raises:
-    ValueError: if the model is unknown, or as `from_functions`.
-    MissingDataError: if the set is neither there nor to be had.
+    ValueError: if the model is unknown, or `from_functions` refuses an option.
+    MissingDataError: if the set is missing and cannot be downloaded.
 
   References:
     Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
@@ -61,7 +59,7 @@ def make_cifar10(
     Learning for Image Recognition <https://arxiv.org/abs/1512.03385>`_, 2016
   """
   model = model or 'a1'
-  _checks.check_choice('model', model, MODELS)
+  _task.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   train = _datasets.load_split('cifar10', VERSION, 'train', data_dir)
   mean, deviation = measure_pixels(train['image'])
@@ -72,7 +70,7 @@ def make_cifar10(
     batch=batch,
     name='cifar10',
     prepare=make_standardise(mean, deviation),
-    # Pixels around a shifted image become about 0, as in the second paper.
+    # The fill is about 0 after standardisation, as in the second paper.
     fill=np.rint(mean.mean(axis=(0, 1))),
     chunk=chunk,
     **options,
@@ -80,15 +78,15 @@ def make_cifar10(
 
 
 def measure_pixels(images: np.ndarray) -> tuple[np.ndarray, float]:
-  """The mean of each pixel and channel, and the deviation of all from it.
+  """Mean of each pixel and channel, and the deviation of all from their means.
 
   Args:
-    images: [n, height, width, channels], whole numbers.
+    images: Integers [n, height, width, channels].
 
   Returns:
-    Means, float64 [height, width, channels], and a number.
+    Means, float64 [height, width, channels], and the standard deviation.
   """
-  # In parts: all images as floats would be eight times the set.
+  # In parts: as float64, all images would take eight times their memory.
   total, squares = np.zeros(images.shape[1:]), np.zeros(images.shape[1:])
   for start in range(0, len(images), 1000):
     part = images[start : start + 1000].astype(np.float64)
@@ -100,7 +98,7 @@ def measure_pixels(images: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def make_standardise(mean: np.ndarray, deviation: float) -> _functions.Prepare:
-  """A function that subtracts the mean and divides by the deviation."""
+  """Returns a function that subtracts the mean and divides by the deviation."""
   mean = mean.astype(np.float32)
 
   def standardise(images: jax.Array) -> jax.Array:

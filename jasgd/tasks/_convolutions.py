@@ -1,15 +1,15 @@
-"""Convolutions that are fast inside of a compiled loop on CPU.
+"""Convolutions whose gradients are fast inside a compiled loop on CPU.
 
-XLA's CPU compiler calls a fast kernel only for convolutions in the layouts
-NHWC, HWIO -> NHWC. Outside of loops it rewrites others to that; inside of a
-loop's body it does not, and the two gradients of a convolution, as jax writes
-them, then run 4 to 30 times slower. Here both gradients are written in those
-layouts. With few channels even that is beaten by one matrix product over
-patches, together with the pooling: `convolve_and_pool` does that.
+XLA's CPU compiler has a fast kernel only for convolutions in the layouts NHWC,
+HWIO -> NHWC. Outside loops it rewrites other layouts to these. Inside the body
+of a loop it does not, so the two gradients of a convolution, as jax writes
+them, run 4 to 30 times slower. This module writes both gradients in the fast
+layouts. With few channels, one matrix product over patches that includes the
+pooling is faster still: see `convolve_and_pool`.
 
-On GPU and TPU the compiler knows better, and gets the plain operations. Weights
-and values are the same everywhere, up to rounding. On CPU there is no
-forward-mode derivative, which `jax.hessian` and `jax.jvp` would need.
+GPU and TPU get the plain operations, which their compilers optimise well.
+Weights and values are equal everywhere, up to rounding. On CPU there is no
+forward-mode derivative, so `jax.jvp` and `jax.hessian` do not work.
 """
 
 import functools
@@ -21,9 +21,9 @@ import jax.numpy as jnp
 # ((before, after) for rows, (before, after) for columns)
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
-# With more channels than this, a convolution is taken in place of patches. With
-# 5x5 kernels patches win for up to 6 channels and lose for 32; between those it
-# makes little difference (3x3 kernels, 16 channels).
+# With more channels than this, a convolution replaces the patches. Measured:
+# with 5x5 kernels patches are faster up to 6 channels and slower for 32; with
+# 3x3 kernels and 16 channels there is little difference.
 _MAX_PATCH_CHANNELS = 16
 
 
@@ -34,16 +34,16 @@ def convolve(
   padding: int = 0,
   stride: int = 1,
 ) -> jax.Array:
-  """A convolution of images.
+  """Convolves images with a kernel.
 
   Args:
-    images: [batch, height, width, channels].
-    kernel: [height, width, channels, features].
-    padding: Zeros on each side of an image.
-    stride: Of the kernel, in both directions.
+    images: Array [batch, height, width, channels].
+    kernel: Array [height, width, channels, features].
+    padding: Number of zeros on each side of an image.
+    stride: Stride of the kernel, in both directions.
 
   Returns:
-    [batch, height, width, features].
+    Array [batch, height, width, features].
   """
   around: Padding = ((padding, padding), (padding, padding))
   if jax.default_backend() == 'cpu':
@@ -54,16 +54,16 @@ def convolve(
 def convolve_and_pool(
   images: jax.Array, kernel: jax.Array, *, padding: int = 0
 ) -> jax.Array:
-  """A convolution, and the maxima of its outputs in windows of 2x2.
+  """Convolves images, then takes the maxima in windows of 2x2.
 
   Args:
-    images: [batch, height, width, channels].
-    kernel: [size, size, channels, features], of an odd size.
-    padding: Zeros on each side of an image.
+    images: Array [batch, height, width, channels].
+    kernel: Array [size, size, channels, features]; the size is odd.
+    padding: Number of zeros on each side of an image.
 
   Returns:
-    [batch, height / 2, width / 2, features] of the convolution's height and
-    width.
+    Array [batch, height / 2, width / 2, features] with the height and width of
+    the convolution's output.
 
   Raises:
     ValueError: if the kernel is even or not square, or if the convolution's
@@ -83,7 +83,7 @@ def convolve_and_pool(
 
 
 def max_pool(images: jax.Array) -> jax.Array:
-  """The maxima in windows of 2x2; height and width must be even."""
+  """Takes the maxima in windows of 2x2; height and width must be even."""
   batch, height, width, channels = images.shape
   shape = (batch, height // 2, width // 2, channels)
   if jax.default_backend() != 'cpu':
@@ -103,7 +103,7 @@ def _convolve(
   image_dilation: int = 1,
   kernel_dilation: int = 1,
 ) -> jax.Array:
-  """The one call of a convolution, in the layouts that are fast."""
+  """Calls the convolution in the fast layouts."""
   return lax.conv_general_dilated(
     images,
     kernel,
@@ -137,16 +137,16 @@ def _convolve_backward(
   images, kernel = residuals
   image_padding, kernel_padding = [], []
   for axis, (before, after) in enumerate(padding):
-    del after  # It follows from the sizes.
+    del after  # The sizes determine it.
     size, side = kernel.shape[axis], images.shape[axis + 1]
-    # Outputs are `stride` pixels apart, from the first to the last this many:
+    # Distance from the first to the last output, in pixels of the image.
     reach = (grads.shape[axis + 1] - 1) * stride
-    # A convolution of `reach` + 1 dilated outputs with the flipped kernel, that
-    # is to give `side` pixels.
+    # Gradient of the images: the reach + 1 dilated outputs, convolved with the
+    # flipped kernel, must give `side` pixels.
     first = size - 1 - before
     image_padding.append((first, side + size - 2 - first - reach))
-    # A convolution of the images with the dilated outputs, that is to give
-    # `size` pixels.
+    # Gradient of the kernel: the images, convolved with the dilated outputs,
+    # must give `size` pixels.
     kernel_padding.append((before, size + reach - side - before))
   image_grads = _convolve(
     grads,
@@ -154,7 +154,7 @@ def _convolve_backward(
     tuple(image_padding),
     image_dilation=stride,
   )
-  # Channels take the place of the batch, and the batch that of the channels.
+  # Sum over the batch: the batch axis takes the place of the channels.
   kernel_grads = _convolve(
     images.transpose(3, 1, 2, 0),
     grads.transpose(1, 2, 0, 3),
@@ -169,7 +169,7 @@ _convolve_on_cpu.defvjp(_convolve_forward, _convolve_backward)
 
 @jax.custom_vjp
 def _max_of_four(windows: jax.Array) -> jax.Array:
-  """[n, 4, channels] -> [n, channels]."""
+  """Takes the maximum over the second axis: [n, 4, c] -> [n, c]."""
   return jnp.maximum(
     jnp.maximum(windows[:, 0], windows[:, 1]),
     jnp.maximum(windows[:, 2], windows[:, 3]),
@@ -187,7 +187,7 @@ def _max_backward(
   residuals: tuple[jax.Array, jax.Array], grads: jax.Array
 ) -> tuple[jax.Array]:
   windows, maxima = residuals
-  # Of equal maxima the first gets the gradient, as in `linen.max_pool`.
+  # The first of equal maxima gets the gradient, as in `linen.max_pool`.
   parts, is_taken = [], jnp.zeros_like(maxima, bool)
   for index in range(4):
     is_first = (windows[:, index] == maxima) & ~is_taken
@@ -200,7 +200,7 @@ _max_of_four.defvjp(_max_forward, _max_backward)
 
 
 def _split_windows(images: jax.Array) -> jax.Array:
-  """[n, h, w, c] -> [n, h/2, w/2, 4, c]: the four pixels of each window."""
+  """Groups the pixels of each window: [n, h, w, c] -> [n, h/2, w/2, 4, c]."""
   batch, height, width, channels = images.shape
   return (
     images.reshape(batch, height // 2, 2, width // 2, 2, channels)
@@ -214,13 +214,14 @@ def _convolve_and_pool_patches(
 ) -> jax.Array:
   """Convolution and pooling as one matrix product.
 
-  The four outputs of a window see, together, a patch that is one pixel larger
-  than the kernel. So a patch per window, times the kernel at its four places in
-  the patch, is all four outputs, of which the maximum is left to take. That is
-  44% more products than needed (5x5), and a third of the memory for patches.
+  The four outputs of a window depend on one patch, which is one pixel larger
+  than the kernel. The product of a patch per window and the kernel at its four
+  places in the patch gives all four outputs; their maximum is the result. For
+  a 5x5 kernel this takes 44% more multiplications than needed, and a third of
+  the memory of a patch per output.
   """
   size, _, channels, features = kernel.shape
-  reach = (size + 1) // 2  # Windows that a patch extends over.
+  reach = (size + 1) // 2  # Windows that a patch covers, per direction.
   around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
   windows = _split_windows(jnp.pad(images, around))
   batch, rows, columns = windows.shape[:3]
@@ -241,7 +242,7 @@ def _convolve_and_pool_patches(
 
 
 def _place_kernel(kernel: jax.Array) -> jax.Array:
-  """The kernel at its four places in a patch: [pixels, 4 features]."""
+  """Places the kernel at four places in a patch: [pixels, 4 features]."""
   size, _, channels, features = kernel.shape
   reach = (size + 1) // 2
   places = jnp.stack(
@@ -252,7 +253,7 @@ def _place_kernel(kernel: jax.Array) -> jax.Array:
     ],
     axis=-2,
   )
-  # Pixels in the order of the patches: window by window, four in each.
+  # In the pixel order of the patches: window by window, four pixels in each.
   return (
     places.reshape(reach, 2, reach, 2, channels, 4, features)
     .transpose(0, 2, 1, 3, 4, 5, 6)

@@ -1,9 +1,9 @@
-"""Image sets of tensorflow-datasets, decoded once and then mapped from disk.
+"""Image sets of tensorflow-datasets, decoded once and then memory-mapped.
 
-The first use of a split reads all of its records, decodes the images, and
-writes one .npy file of records with the fields image and label. Later uses map
-that file and need neither tensorflow-datasets nor the set itself. The files are
-in the folder $JASGD_CACHE, or ~/.cache/jasgd, and may be deleted at any time.
+The first use of a split decodes all of its images and writes one .npy file of
+records with the fields image and label. Later uses map that file and need
+neither tensorflow-datasets nor the original set. The files are in the folder
+$JASGD_CACHE, by default ~/.cache/jasgd, and may be deleted at any time.
 """
 
 import os
@@ -15,31 +15,31 @@ import numpy as np
 
 # Records per read: reading in blocks is twice as fast as one by one.
 _BLOCK = 1000
-# Of tensorflow-datasets, unless TFDS_DATA_DIR says otherwise.
+# The folder of tensorflow-datasets if TFDS_DATA_DIR is not set.
 _DEFAULT_FOLDER = '~/tensorflow_datasets'
 
 
 class MissingDataError(FileNotFoundError):
-  """A set is not where it was looked for, and could not be fetched."""
+  """A dataset is missing and could not be downloaded."""
 
 
 def load_split(
   name: str, version: str, split: str, data_dir: str | None = None
 ) -> dict[str, np.ndarray]:
-  """All images and labels of a split.
+  """Loads all images and labels of a split.
 
   Args:
-    name: Of the set in tensorflow-datasets, such as `'mnist'`.
-    version: Of the set, such as `'3.0.1'`.
-    split: `'train'` or `'test'`.
-    data_dir: The folder of tensorflow-datasets that has the set. None: its
-      default folder, and a download if the set is not there.
+    name: Name of the set in tensorflow-datasets, such as `'mnist'`.
+    version: Version of the set, such as `'3.0.1'`.
+    split: Name of the split: `'train'` or `'test'`.
+    data_dir: Folder of tensorflow-datasets. None: its default folder; the set
+      is downloaded if it is missing.
 
   Returns:
-    `'image'`, uint8, and `'label'`, int32; mapped from a file.
+    `'image'`, uint8, and `'label'`, int32, both memory-mapped.
 
   Raises:
-    MissingDataError: if the set is not there, or cannot be fetched.
+    MissingDataError: if the set is missing and cannot be downloaded.
   """
   if data_dir is not None and not pathlib.Path(data_dir).is_dir():
     raise MissingDataError(_explain(name, version, data_dir, data_dir))
@@ -51,7 +51,7 @@ def load_split(
 
 
 def find_cache() -> pathlib.Path:
-  """The folder of decoded sets."""
+  """Folder of the decoded sets."""
   default = pathlib.Path.home() / '.cache' / 'jasgd'
   return pathlib.Path(os.environ.get('JASGD_CACHE') or default)
 
@@ -59,19 +59,19 @@ def find_cache() -> pathlib.Path:
 def open_source(
   name: str, version: str, split: str, data_dir: str | None = None
 ) -> Any:
-  """A split with random access, as tensorflow-datasets gives it.
+  """Opens a split of tensorflow-datasets with random access.
 
   Args:
-    name: As in `load_split`, and so are the others.
-    version: Of the set.
-    split: `'train'` or `'test'`.
-    data_dir: The folder of tensorflow-datasets.
+    name: Name of the set, as in `load_split`.
+    version: Version of the set.
+    split: Name of the split: `'train'` or `'test'`.
+    data_dir: Folder of tensorflow-datasets, as in `load_split`.
 
   Returns:
     A sequence of examples, dicts with `'image'` and `'label'`.
 
   Raises:
-    MissingDataError: if the set is not there, or cannot be fetched.
+    MissingDataError: if the set is missing and cannot be downloaded.
   """
   import tensorflow_datasets as tfds
 
@@ -86,16 +86,16 @@ def open_source(
       data_dir=data_dir,
       download=data_dir is None,
     )
-  except Exception as error:  # Of many kinds: network, disk, file format.
+  except Exception as error:  # The network, the disk or the format may fail.
     where = data_dir or os.environ.get('TFDS_DATA_DIR', _DEFAULT_FOLDER)
     raise MissingDataError(_explain(name, version, where, data_dir)) from error
 
 
 def _explain(name: str, version: str, where: str, data_dir: str | None) -> str:
-  """What is missing, where, and the command that fetches it."""
+  """Error message: the missing set, its folder, the command to download it."""
   folder = '' if data_dir is None else f', data_dir={data_dir!r}'
   return (
-    f'The set {name} {version} cannot be read from {where}. To fetch it: '
+    f'The set {name} {version} cannot be read from {where}. To download it: '
     'python -c "import tensorflow_datasets as tfds; '
     f"tfds.data_source('{name}:{version}'{folder})\""
   )
@@ -119,13 +119,14 @@ def _read_records(
 
 
 def _write_records(path: pathlib.Path, records: np.ndarray) -> None:
-  """Writes a file that is there as a whole or not at all."""
+  """Writes the file atomically: it exists as a whole or not at all."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  # Whoever writes at the same time has a file of their own; the last one stays.
+  # Processes that write at the same time use different temporary files; the
+  # last one to rename its file wins.
   temporary = path.with_suffix(f'.{uuid.uuid4().hex}.tmp')
   try:
     with open(temporary, 'wb') as file:
       np.save(file, records)
     os.replace(temporary, path)
   finally:
-    temporary.unlink(missing_ok=True)  # Gone already, if all went well.
+    temporary.unlink(missing_ok=True)  # It exists only after an error.

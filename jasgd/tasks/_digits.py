@@ -2,66 +2,51 @@
 
 from typing import Any
 
-from flax import linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn import datasets
 
-from jasgd.tasks import _checks
-from jasgd.tasks import _lenet
+from jasgd.tasks import _models
 from jasgd.tasks import _modules
 from jasgd.tasks import _task
 
 NUM_TRAIN = 1437
 
 
-class Mlp(linen.Module):
-  """A network with one hidden layer."""
-
-  num_hidden: int = 64
-  num_classes: int = 10
-
-  @linen.compact
-  def __call__(self, images: jax.Array) -> jax.Array:
-    """Logits."""
-    hidden = linen.Dense(self.num_hidden)(images.reshape(len(images), -1))
-    return linen.Dense(self.num_classes)(linen.relu(hidden))
-
-
-# Name of a model -> the module, and how many examples it is fastest with.
+# Name of a model -> (module, `Task.chunk`: examples at a time on CPU).
 MODELS = {
   'lenet': (
-    _lenet.LeNet(features=(16, 32), kernel=3, paddings=(1, 1), hidden=(64,)),
+    _models.LeNet(features=(16, 32), kernel=3, paddings=(1, 1), hidden=(64,)),
     64,
   ),
-  'mlp': (Mlp(), None),
+  'mlp': (_models.Mlp(), None),
 }
 
 
 def make_digits(
   *, batch: int, model: str | None = None, **options: Any
 ) -> _task.Task:
-  """Scikit-learn's digits, 1437 to train on and 360 to test.
+  """Builds the digits task: 1437 training and 360 test images, a fixed split.
 
-  Which are which is fixed. Pixels are divided by 16: they are in [0, 1].
+  Inputs are pixels divided by 16, in [0, 1].
 
   Args:
     batch: Samples per gradient.
-    model: `'mlp'`, one hidden layer of 64 (the default), or `'lenet'`, two
-      convolutions of 3x3 with 16 and 32 channels and pooling, and one hidden
-      layer of 64.
-    **options: `shards`, `num_learners`, `alpha`, `seed`, `augment`, as in
-      `from_functions`.
+    model: Name of the model: `'mlp'`, one hidden layer of 64 (the default), or
+      `'lenet'`, two convolutions of 3x3 with 16 and 32 channels and pooling,
+      and one hidden layer of 64.
+    **options: Arguments of `from_functions`: `shards`, `num_learners`,
+      `alpha`, `seed`, `augment`, `validation`.
 
   Returns:
     A `Task`.
 
   Raises:
-    ValueError: if the model is unknown, or as `from_functions`.
+    ValueError: if the model is unknown, or `from_functions` refuses an option.
   """
   model = model or 'mlp'
-  _checks.check_choice('model', model, MODELS)
+  _task.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   train, test = load_digits()
   return _modules.from_linen(
@@ -77,7 +62,7 @@ def make_digits(
 
 
 def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Training and test set: images uint8 [n, 8, 8, 1] from 0 to 16, labels."""
+  """Training and test set: images, uint8 [n, 8, 8, 1], 0 to 16; and labels."""
   images, labels = datasets.load_digits(return_X_y=True)
   order = np.random.Generator(np.random.Philox(key=0)).permutation(len(labels))
   examples = {
@@ -91,5 +76,5 @@ def load_digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def scale_digits(images: jax.Array) -> jax.Array:
-  """Pixels from 0 to 16 to floats in [0, 1]."""
+  """Scales pixels from 0 to 16 to floats in [0, 1]."""
   return images.astype(jnp.float32) / 16

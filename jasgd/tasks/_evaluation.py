@@ -1,4 +1,4 @@
-"""How good are the weights? Metrics over all of a task's test data."""
+"""Evaluation: the metrics of weights over a task's test data."""
 
 from collections.abc import Callable, Iterable
 import functools
@@ -8,26 +8,26 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _task
 
 
 def evaluate(
   task: _task.Task, params: Any, stats: Any, *, batch_size: int = 1000
 ) -> _task.Metrics:
-  """The mean of each of a task's metrics over all of its test data.
+  """Mean of each metric over all of a task's test data.
 
-  Worked off in parts of `batch_size`, and a smaller last one that counts for as
-  much as it has examples. Compiled once for a task and a batch size.
+  The test data are divided into batches. The last batch may be smaller, and is
+  weighted by its number of examples. The function is compiled once per task and
+  batch size.
 
   Args:
-    task: What is learned; must have `test_data`.
+    task: Task with `test_data`.
     params: Weights.
-    stats: What the model keeps besides.
-    batch_size: Examples at a time.
+    stats: Statistics of the model, as in `Task`.
+    batch_size: Number of examples evaluated at a time.
 
   Returns:
-    The metrics, scalars on the device.
+    Name of each metric -> its mean, a scalar on the device.
 
   Raises:
     ValueError: if the task has no test data or `batch_size` is below 1.
@@ -42,22 +42,22 @@ def evaluate(
   """
   if task.test_data is None:
     raise ValueError(f'The task {task.name!r} has no test_data to evaluate on.')
-  _checks.check_count('batch_size', batch_size)
+  _task.check_count('batch_size', batch_size)
   return _measure(task.metrics, batch_size, params, stats, task.test_data)
 
 
 def evaluate_all(
   task: _task.Task, weights: Iterable[tuple[Any, Any]]
 ) -> dict[str, float]:
-  """The mean of each metric over several weights, each evaluated by itself.
+  """Evaluates several weights separately; returns the means of the metrics.
 
   Args:
-    task: What is learned; must have `test_data`.
-    weights: (params, stats) of each; at least one.
+    task: Task with `test_data`.
+    weights: Pairs (params, stats), at least one.
 
   Returns:
-    The means. That of the losses is no less than the loss of the mean where the
-    loss is convex.
+    Name of each metric -> its mean over the weights. For a convex loss, the
+    mean loss is at least the loss of the mean of the weights.
   """
   rows = [jax.device_get(evaluate(task, *each)) for each in weights]
   return {
@@ -65,8 +65,8 @@ def evaluate_all(
   }
 
 
-# The functions of a task are its compiled program's identity, and not the task
-# itself: the cache of compiled programs would keep its data alive.
+# Takes the task's function and not the task: the cache of compiled programs
+# keeps static arguments alive, and the task would keep its data alive.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _measure(
   metrics: Callable[..., _task.Metrics],
@@ -75,7 +75,7 @@ def _measure(
   stats: Any,
   examples: Any,
 ) -> _task.Metrics:
-  """The weighted mean over parts of `batch_size` and what is left."""
+  """Mean over whole batches and the remainder, weighted by their sizes."""
   num_examples = jax.tree.leaves(examples)[0].shape[0]
   batch_size = min(batch_size, num_examples)
   num_parts, num_left = divmod(num_examples, batch_size)
@@ -86,7 +86,7 @@ def _measure(
     ),
     examples,
   )
-  # A scan and not a vmap: the parts are there to save memory.
+  # A sequential map and not a vmap: batches are there to save memory.
   values = lax.map(lambda part: metrics(params, stats, part), parts)
   sums = jax.tree.map(lambda value: jnp.sum(value) * batch_size, values)
   if num_left:

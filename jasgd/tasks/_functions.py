@@ -1,4 +1,4 @@
-"""A task from a model in plain functions, and examples in memory."""
+"""Tasks of a model in plain functions and examples in memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jasgd.tasks import _augmentation
-from jasgd.tasks import _checks
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
-from jasgd.tasks import _validation
 
-# apply(params, stats, inputs, key) -> (outputs, stats); no key: evaluation.
+# apply(params, stats, inputs, key) -> (outputs, stats). key=None: evaluation.
 Apply = Callable[
   [_task.Tree, _task.Tree, jax.Array, _task.Key | None],
   tuple[jax.Array, _task.Tree],
@@ -31,11 +29,11 @@ def measure_classifier(
     loss = log sum exp(logits) - logits[label]
 
   Args:
-    outputs: Logits, [batch, classes].
-    batch: Has `'label'`: integers, [batch].
+    outputs: Logits [batch, classes].
+    batch: Batch with `'label'`, integers [batch].
 
   Returns:
-    `'loss'` and `'accuracy'`.
+    The metrics `'loss'` and `'accuracy'`.
 
   Examples:
     >>> import jax.numpy as jnp
@@ -53,7 +51,7 @@ def measure_classifier(
 
 
 def scale_bytes(images: jax.Array) -> jax.Array:
-  """Whole numbers up to 255 to floats in [0, 1]; floats stay as they are."""
+  """Scales integers from 0 to 255 to floats in [0, 1]; floats are unchanged."""
   if jnp.issubdtype(images.dtype, jnp.floating):
     return images
   return images.astype(jnp.float32) / 255
@@ -78,31 +76,32 @@ def from_functions(
   chunk: int | None = None,
   validation: float = 0.0,
 ) -> _task.Task:
-  """A task from two functions and examples that fit in memory.
+  """Makes a task of two functions and of examples that fit in memory.
 
   Args:
-    init: `init(key) -> (params, stats)`, as in `Task`.
-    apply: `apply(params, stats, inputs, key) -> (outputs, stats)`; the key is
-      None in evaluation.
-    train: Examples: arrays with a leading axis, of which `'image'` is the
-      model's input. Drawn from on the device, in the dtype that they have.
-    test: Examples of the same form to evaluate on.
+    init: Function `init(key) -> (params, stats)`, as in `Task`.
+    apply: Function `apply(params, stats, inputs, key) -> (outputs, stats)`; the
+      key is None in evaluation.
+    train: Training examples: a dict of arrays with a leading axis of examples.
+      `'image'` is the model's input. Batches are drawn on the device, where the
+      arrays keep their dtypes.
+    test: Test examples of the same form.
     batch: Samples per gradient.
-    name: For reports.
-    measure: `measure(outputs, batch) -> {name: mean over the batch}`; its
-      `'loss'` is what is trained.
-    prepare: From images as stored to what the model takes.
-    augment: `'none'` or `'flip_crop'`; acts on images as they are stored.
-    fill: What is around an image that is shifted.
-    shards: Who owns which samples: `'whole'`, `'shards'` or `'dirichlet'`,
-      which needs a `'label'`.
-    num_learners: Among how many learners the samples are divided.
-    alpha: How alike the shards of `'dirichlet'` are.
-    seed: Of the shards. What varies from run to run has the run's seed.
-    chunk: As in `Task`.
-    validation: Share of `train` that is evaluated on instead of `test`, and not
-      trained on: to choose settings without a look at `test`. Always the same
-      examples; 0: none.
+    name: Name of the task in reports.
+    measure: Function `measure(outputs, batch) -> {name: mean over the batch}`.
+      Training minimises its `'loss'`.
+    prepare: Function from stored images to the model's input.
+    augment: Augmentation of the stored images: `'none'` or `'flip_crop'`.
+    fill: Pixel value outside a shifted image.
+    shards: Division of the samples among learners: `'whole'`, `'shards'` or
+      `'dirichlet'`, which needs a `'label'`.
+    num_learners: Number of learners that the samples are divided among.
+    alpha: Concentration of `'dirichlet'`: small values make unequal shards.
+    seed: Seed of the shards. All other draws use the seed of the run.
+    chunk: Examples at a time on CPU, as in `Task`.
+    validation: Share of `train` that replaces `test` and is not trained on, to
+      choose settings without the test set. The examples are always the same.
+      0: no validation set.
 
   Returns:
     A `Task`.
@@ -126,10 +125,10 @@ def from_functions(
     >>> print(tasks.evaluate(task, params, stats)['loss'])
     1.3862944
   """
-  _checks.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
+  _task.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
   if validation:
-    train, test = _validation.hold_out(train, validation)
-  num_samples = _checks.count_examples('train', train)
+    train, test = hold_out(train, validation)
+  num_samples = _task.count_examples('train', train)
   if augment != 'none' and np.ndim(train['image']) != 4:
     raise ValueError(
       f'augment={augment!r} needs images [n, height, width, channels], got '
@@ -170,7 +169,7 @@ def from_functions(
 def make_loss_and_metrics(
   apply: Apply, measure: Measure, prepare: Prepare
 ) -> tuple[Callable[..., Any], Callable[..., _task.Metrics]]:
-  """The `loss` and the `metrics` of a task from the way a model is applied."""
+  """Makes the `loss` and the `metrics` of a task."""
 
   def loss(params: Any, stats: Any, batch: Any, key: Any) -> Any:
     outputs, stats = apply(params, stats, prepare(batch['image']), key)
@@ -184,5 +183,39 @@ def make_loss_and_metrics(
 
 
 def first_input(prepare: Prepare, train: dict[str, Any]) -> jax.Array:
-  """One prepared image, for the shapes of a model."""
+  """One prepared image, to initialise a model of the right shape."""
   return prepare(jnp.asarray(np.asarray(train['image'][:1])))
+
+
+def hold_out(
+  train: dict[str, Any], share: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Splits off a validation set: always the same for a share and a size.
+
+  Args:
+    train: Arrays with a leading axis of examples.
+    share: Share of the examples to hold out, above 0 and below 1.
+
+  Returns:
+    The training examples and the validation examples.
+
+  Raises:
+    ValueError: if one of the two would be empty.
+  """
+  num_samples = _task.count_examples('train', train)
+  num_held = round(share * num_samples) if 0 < share < 1 else 0
+  if not 0 < num_held < num_samples:
+    raise ValueError(
+      'validation must be 0, or a share of the training set that leaves '
+      'examples for training and for validation, got '
+      f'{share} of {num_samples} examples.'
+    )
+  # Drawn at random, since a set may be sorted by label.
+  generator = np.random.Generator(np.random.Philox(key=num_samples))
+  order = generator.permutation(num_samples)
+  arrays = {name: np.asarray(array) for name, array in train.items()}
+  held_out, remaining = np.sort(order[:num_held]), np.sort(order[num_held:])
+  return (
+    {name: array[remaining] for name, array in arrays.items()},
+    {name: array[held_out] for name, array in arrays.items()},
+  )

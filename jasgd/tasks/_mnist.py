@@ -1,17 +1,16 @@
-"""MNIST: 60,000 handwritten digits of 28x28 pixels, and 10,000 to test."""
+"""MNIST: 60,000 training and 10,000 test images of digits, 28x28 pixels."""
 
 from typing import Any
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _datasets
-from jasgd.tasks import _lenet
+from jasgd.tasks import _models
 from jasgd.tasks import _modules
 from jasgd.tasks import _task
 
 VERSION = '3.0.1'
 
-# Name of a model -> the module, and how many examples it is fastest with.
-MODELS = {'lenet': (_lenet.LeNet(), 32)}
+# Name of a model -> (module, `Task.chunk`: examples at a time on CPU).
+MODELS = {'lenet': (_models.LeNet(), 32)}
 
 
 def make_mnist(
@@ -21,29 +20,30 @@ def make_mnist(
   data_dir: str | None = None,
   **options: Any,
 ) -> _task.Task:
-  """MNIST. Pixels are divided by 255: they are in [0, 1].
+  """Builds the MNIST task. Inputs are pixels divided by 255, in [0, 1].
 
   Args:
     batch: Samples per gradient.
-    model: `'lenet'`: LeNet-5 with relu and max pooling, 61,706 weights.
-    data_dir: The folder of tensorflow-datasets. None: its default folder, and
-      a download if need be.
-    **options: `shards`, `num_learners`, `alpha`, `seed`, `augment`, as in
-      `from_functions`.
+    model: Name of the model, `'lenet'`: LeNet-5 with relu and max pooling,
+      61,706 weights.
+    data_dir: Folder of tensorflow-datasets. None: its default folder; the set
+      is downloaded if it is missing.
+    **options: Arguments of `from_functions`: `shards`, `num_learners`,
+      `alpha`, `seed`, `augment`, `validation`.
 
   Returns:
     A `Task`.
 
   Raises:
-    ValueError: if the model is unknown, or as `from_functions`.
-    MissingDataError: if the set is neither there nor to be had.
+    ValueError: if the model is unknown, or `from_functions` refuses an option.
+    MissingDataError: if the set is missing and cannot be downloaded.
 
   References:
     Jain et al., `An Analysis of the Delayed Gradients Problem in Asynchronous
     SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
   """
   model = model or 'lenet'
-  _checks.check_choice('model', model, MODELS)
+  _task.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   return _modules.from_linen(
     module,

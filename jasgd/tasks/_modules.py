@@ -1,4 +1,4 @@
-"""Tasks from modules of flax: linen, and nnx. Flax is loaded when called."""
+"""Tasks of flax modules: linen and nnx. Flax is imported on the first call."""
 
 from collections.abc import Callable
 import inspect
@@ -24,27 +24,28 @@ def from_linen(
   prepare: _functions.Prepare = _functions.scale_bytes,
   **options: Any,
 ) -> _task.Task:
-  """A task from a linen module and examples that fit in memory.
+  """Makes a task of a linen module and of examples that fit in memory.
 
   The module is called with the images, and with `train=True` or `False` if it
   takes a keyword `train`. The collection `'batch_stats'` becomes the task's
-  stats; the stream `'dropout'` gets the gradient's key.
+  stats; the random stream `'dropout'` gets the gradient's key.
 
   Args:
-    module: Gives outputs, such as logits, for a batch of images.
-    train: Examples: arrays with a leading axis: `'image'` and, for a
-      classifier, `'label'`.
-    test: Examples of the same form to evaluate on.
+    module: Module from a batch of images to outputs, such as logits.
+    train: Training examples: arrays with a leading axis of examples, `'image'`
+      and, for a classifier, `'label'`.
+    test: Test examples of the same form.
     batch: Samples per gradient.
-    prepare: From images as stored to what the module takes.
-    **options: As in `from_functions`: `name`, `measure`, `augment`, `shards`...
+    prepare: Function from stored images to the module's input.
+    **options: Arguments of `from_functions`: `name`, `measure`, `augment`,
+      `shards`, ...
 
   Returns:
     A `Task`.
 
   Raises:
-    ValueError: as `from_functions`, or if the module has a collection besides
-      `'params'` and `'batch_stats'`.
+    ValueError: if `from_functions` refuses an argument, or the module has a
+      collection besides `'params'` and `'batch_stats'`.
 
   Examples:
     >>> from flax import linen
@@ -101,26 +102,27 @@ def from_nnx(
   batch: int,
   **options: Any,
 ) -> _task.Task:
-  """A task from an nnx module and examples that fit in memory.
+  """Makes a task of an nnx module and of examples that fit in memory.
 
   `nnx.Param` variables are the task's params and `nnx.BatchStat` variables its
-  stats, both as plain dicts. Random streams that the module keeps, as
-  `nnx.Dropout` does, are seeded anew from each gradient's key. Whatever else it
-  keeps stays as it was built.
+  stats, both as plain dicts. Random streams of the module, such as those of
+  `nnx.Dropout`, are seeded from the key of each gradient. All other variables
+  keep their initial values.
 
   Args:
-    make_module: `make_module(rngs) -> module`; the module is called with the
-      images, after `module.train()` or `module.eval()`.
-    train: As in `from_linen`.
-    test: Examples of the same form to evaluate on.
+    make_module: Function `make_module(rngs) -> module`; the module is called
+      with the images, after `module.train()` or `module.eval()`.
+    train: Training examples, as in `from_linen`.
+    test: Test examples of the same form.
     batch: Samples per gradient.
-    **options: As in `from_functions`: `name`, `measure`, `augment`, `shards`...
+    **options: Arguments of `from_functions`: `name`, `measure`, `augment`,
+      `shards`, ...
 
   Returns:
     A `Task`.
 
   Raises:
-    ValueError: as `from_functions`.
+    ValueError: if `from_functions` refuses an argument.
 
   Examples:
     >>> from flax import nnx

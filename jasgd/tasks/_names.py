@@ -1,26 +1,25 @@
-"""Every task by its name, for configs and for tests."""
+"""The table of named tasks, and `make_task`, which builds them."""
 
 from collections.abc import Callable
 import importlib
 import inspect
 from typing import Any
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _task
 
-# Name -> the module with its factory, loaded when the task is made: some need
-# flax, scikit-learn or tensorflow-datasets.
+# Name -> module of its factory. It is imported when the task is made, since
+# some modules need flax, scikit-learn or tensorflow-datasets.
 _MODULES = {
   'cifar10': 'jasgd.tasks._cifar10',
   'digits': 'jasgd.tasks._digits',
-  'logistic': 'jasgd.tasks._logistic',
+  'logistic': 'jasgd.tasks._convex',
   'mnist': 'jasgd.tasks._mnist',
-  'quadratic': 'jasgd.tasks._quadratic',
+  'quadratic': 'jasgd.tasks._convex',
 }
 
 TASKS: tuple[str, ...] = tuple(_MODULES)
 
-# What `**options` of a factory stands for.
+# The arguments that the `**options` of a factory accept.
 _SHARED = {
   'alpha',
   'augment',
@@ -45,10 +44,10 @@ def make_task(
   validation: float = 0.0,
   **arguments: Any,
 ) -> _task.Task:
-  """Builds a task from its name.
+  """Builds a task by name.
 
   ============  =======================================  =====================
-  name          what                                     models
+  name          data                                     models
   ============  =======================================  =====================
   `cifar10`     50,000 colour images of 32x32            `a1`, `resnet20`
   `digits`      1,437 images of 8x8, without download    `mlp`, `lenet`
@@ -58,21 +57,21 @@ def make_task(
   ============  =======================================  =====================
 
   Args:
-    name: One of `TASKS`.
+    name: Name of the task, one of `TASKS`.
     batch: Samples per gradient.
-    data_dir: Where tensorflow-datasets keeps `cifar10` and `mnist`. None: its
-      default folder, and a download if need be.
-    model: From the table; None: the first.
-    num_learners: Among how many learners samples are divided.
-    shards: Who owns which samples: `'whole'`, every learner all of them;
-      `'shards'`, equal parts; `'dirichlet'`, parts with labels in proportions
-      of their own.
-    alpha: How alike the shards of `'dirichlet'` are.
-    seed: Of what belongs to the task: shards, and synthetic data.
-    augment: `'none'`, or for images `'flip_crop'`.
-    validation: Share of the training set to evaluate on instead of the test
-      set, and not to train on; for images.
-    **arguments: What else the task takes, such as `dimension`.
+    data_dir: Folder of tensorflow-datasets, for `cifar10` and `mnist`. None:
+      its default folder; a set is downloaded if it is missing.
+    model: Name of a model in the table. None: the first.
+    num_learners: Number of learners that the samples are divided among.
+    shards: Division of the samples among learners: `'whole'`, every learner
+      owns all samples; `'shards'`, equal parts; `'dirichlet'`, parts in which
+      the proportions of the labels differ.
+    alpha: Concentration of `'dirichlet'`: small values make unequal shards.
+    seed: Seed of the shards and of synthetic data.
+    augment: Augmentation: `'none'`, or for images `'flip_crop'`.
+    validation: Share of the training set that replaces the test set and is not
+      trained on; for images.
+    **arguments: Further arguments of the task, such as `dimension`.
 
   Returns:
     A `Task`.
@@ -80,7 +79,7 @@ def make_task(
   Raises:
     ValueError: if a name is unknown, a number is out of range, or the task does
       not take an argument.
-    MissingDataError: if a set is neither there nor to be had.
+    MissingDataError: if a set is missing and cannot be downloaded.
 
   Examples:
     >>> from jasgd import tasks
@@ -88,23 +87,28 @@ def make_task(
     >>> task.batches(task.data, 0, 0, 0)['noise'].shape
     (4, 3)
   """
-  _checks.check_choice('task', name, TASKS)
+  _task.check_choice('task', name, TASKS)
   module = importlib.import_module(_MODULES[name])
   factory = getattr(module, f'make_{name}')
   known = _list_arguments(factory)
-  # Where things are and how many learn may be told to any task; what it is to
-  # do differently only to one that can.
+  # A task without data ignores the arguments about data and learners, so that
+  # one config fits all tasks. Arguments that ask for something other than the
+  # default are refused by a task that does not have them.
   context = {
     'data_dir': data_dir,
     'num_learners': num_learners,
     'alpha': alpha,
     'seed': seed,
   }
-  wishes = {'model': (model, None), 'augment': (augment, 'none')}
-  wishes |= {'shards': (shards, 'whole'), 'validation': (validation, 0.0)}
+  choices = {  # Name -> (value, default).
+    'model': (model, None),
+    'augment': (augment, 'none'),
+    'shards': (shards, 'whole'),
+    'validation': (validation, 0.0),
+  }
   given = {key: value for key, value in context.items() if key in known}
   given |= {
-    key: value for key, (value, usual) in wishes.items() if value != usual
+    key: value for key, (value, default) in choices.items() if value != default
   }
   given |= arguments
   unknown = sorted(set(given) - known)
@@ -117,7 +121,7 @@ def make_task(
 
 
 def _list_arguments(factory: Callable[..., _task.Task]) -> set[str]:
-  """The names of what a factory takes besides the batch."""
+  """Names of the arguments that a factory takes besides the batch."""
   parameters = inspect.signature(factory).parameters
   names = {*parameters} - {'batch', 'options'}
   return names | _SHARED if 'options' in parameters else names

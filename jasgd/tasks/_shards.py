@@ -1,17 +1,17 @@
-"""Which learner owns which samples.
+"""Shards: the division of a training set among learners.
 
 ==============  ==============================================================
-shards          a learner draws from
+shards          samples of a learner
 ==============  ==============================================================
-`'whole'`       the whole set, in shuffles of its own
+`'whole'`       the whole set, shuffled differently for each learner
 `'shards'`      every num_learners-th sample of one shuffled order
 `'dirichlet'`   a shard in which some labels are common and others are rare
 ==============  ==============================================================
 
-Who owns what belongs to the task and is drawn from the task's seed; in which
-order a learner goes through what it owns is drawn from the run's. A learner
-whose number is num_learners or more, one that came to replace another, shares
-the shard of learner % num_learners, in an order of its own.
+The division belongs to the task and is drawn from the task's seed. The order in
+which a learner goes through its shard is drawn from the run's seed. A learner
+with a number of num_learners or more, which replaced another one, shares the
+shard of learner % num_learners, in a different order.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _shuffles
+from jasgd.tasks import _task
 
 SHARDS: tuple[str, ...] = ('dirichlet', 'shards', 'whole')
 
 # draw(table, seed, learner, step) -> int32 [batch]
 Draw = Callable[[Any, Any, Any, Any], jax.Array]
 
-_OWNERS = 0x6F776E73  # Keeps the order of owners apart from keys of gradients.
+_OWNERS = 0x6F776E73  # Makes the key of the division differ from other keys.
 
 
 def make_draw(
@@ -45,25 +45,25 @@ def make_draw(
   """Divides a set of samples among learners.
 
   Args:
-    shards: How, from the table above.
-    num_samples: Of the set.
+    shards: Kind of division, from the table above.
+    num_samples: Size of the set.
     batch: Samples per gradient.
-    num_learners: Among how many to divide.
-    labels: A whole number per sample, for `'dirichlet'`.
-    alpha: Of `draw_dirichlet_shards`.
-    seed: Of the task: who owns what.
+    num_learners: Number of shards.
+    labels: Label of each sample, an integer, for `'dirichlet'`.
+    alpha: Concentration, as in `draw_dirichlet_shards`.
+    seed: Seed of the division.
 
   Returns:
-    A table, to be passed on as part of a task's data, and
-    `draw(table, seed, learner, step)`, which gives the samples of a batch.
+    A table of the shards, which becomes part of the task's data, and a function
+    `draw(table, seed, learner, step)` that returns the samples of a batch.
 
   Raises:
     ValueError: if the name is unknown, a number is out of range, or a batch is
       larger than a shard.
   """
-  _checks.check_choice('shards', shards, SHARDS)
-  _checks.check_count('num_learners', num_learners)
-  _checks.check_count('batch', batch)
+  _task.check_choice('shards', shards, SHARDS)
+  _task.check_count('num_learners', num_learners)
+  _task.check_count('batch', batch)
   if shards == 'whole':
     check_shard(num_samples, batch, 1)
     return {}, _make_whole_draw(num_samples, batch)
@@ -92,24 +92,25 @@ def draw_dirichlet_shards(
   min_size: int = 1,
   seed: int = 0,
 ) -> list[np.ndarray]:
-  """Divides samples so that each shard has labels in proportions of its own.
+  """Divides samples so that the proportions of labels differ between shards.
 
     p_label ~ Dirichlet(alpha, ..., alpha),  one entry for each shard
 
-  Each label's samples are dealt out in the proportions p_label: the smaller
+  The samples of each label are divided in the proportions p_label: the smaller
   alpha, the fewer shards share a label; for large alpha all shards are alike.
-  Then, while a shard is too small, the largest gives it some of its samples, at
-  random.
+  Then, while a shard is too small, random samples of the largest shard move to
+  it.
 
   Args:
-    labels: A whole number per sample.
-    num_shards: How many.
+    labels: Label of each sample, an integer.
+    num_shards: Number of shards.
     alpha: Concentration, above 0.
-    min_size: Samples that each shard must have at least.
-    seed: Of the proportions and of who gets which sample.
+    min_size: Smallest number of samples of a shard.
+    seed: Seed of the proportions and of the division.
 
   Returns:
-    For each shard, int32 numbers of samples; each sample is in exactly one.
+    For each shard, the int32 indices of its samples. Each sample is in exactly
+    one shard.
 
   Raises:
     ValueError: if a number is out of range, or there are too few samples.
@@ -124,10 +125,10 @@ def draw_dirichlet_shards(
     Federated Visual Classification <https://arxiv.org/abs/1909.06335>`_, 2019
   """
   labels = np.asarray(labels)
-  _checks.check_count('num_shards', num_shards)
-  _checks.check_count('min_size', min_size, 0)
-  _checks.check_count('seed', seed, 0)
-  alpha = _checks.check_positive('alpha', alpha)
+  _task.check_count('num_shards', num_shards)
+  _task.check_count('min_size', min_size, 0)
+  _task.check_count('seed', seed, 0)
+  alpha = _task.check_positive('alpha', alpha)
   check_shard(len(labels), min_size, num_shards)
   rng = np.random.Generator(np.random.Philox(key=seed))
   owners = np.empty(len(labels), np.int32)
@@ -139,15 +140,16 @@ def draw_dirichlet_shards(
       owners[part] = owner
   sizes = np.bincount(owners, minlength=num_shards)
   while sizes.min() < min_size:
-    poorest, richest = sizes.argmin(), sizes.argmax()
-    # No more than it takes to make the two alike, so that nobody gets poor.
+    smallest, largest = sizes.argmin(), sizes.argmax()
+    # At most half of the difference, so that the largest does not become the
+    # smaller one of the two.
     count = min(
-      min_size - sizes[poorest], (sizes[richest] - sizes[poorest]) // 2
+      min_size - sizes[smallest], (sizes[largest] - sizes[smallest]) // 2
     )
-    moved = rng.choice(np.flatnonzero(owners == richest), count, replace=False)
-    owners[moved] = poorest
-    sizes[poorest] += count
-    sizes[richest] -= count
+    moved = rng.choice(np.flatnonzero(owners == largest), count, replace=False)
+    owners[moved] = smallest
+    sizes[smallest] += count
+    sizes[largest] -= count
   return [
     np.flatnonzero(owners == owner).astype(np.int32)
     for owner in range(num_shards)
@@ -167,7 +169,7 @@ def check_shard(num_samples: int, batch: int, num_shards: int) -> None:
 
 def _make_whole_draw(num_samples: int, batch: int) -> Draw:
   def draw(table: Any, seed: Any, learner: Any, step: Any) -> jax.Array:
-    del table  # There is none: every learner owns everything.
+    del table  # Empty: every learner owns all samples.
     return _shuffles.draw_samples(
       seed, learner, step, num_samples=num_samples, batch=batch
     )
@@ -179,9 +181,9 @@ def _make_strided_draw(
   num_samples: int, batch: int, num_learners: int, owner_seed: int
 ) -> Draw:
   def draw(table: Any, seed: Any, learner: Any, step: Any) -> jax.Array:
-    del table  # There is none: the order of owners is computed, too.
+    del table  # Empty: the division is computed, not stored.
     owner = learner % num_learners
-    # Of the samples 0..n-1, those that leave the remainder `owner`.
+    # Number of positions that are equal to `owner` modulo num_learners.
     size = (num_samples - owner + num_learners - 1) // num_learners
     index = _shuffles.draw_samples(
       seed, learner, step, num_samples=size, batch=batch
@@ -199,7 +201,7 @@ def _make_strided_draw(
 def _make_table_draw(batch: int, num_learners: int) -> Draw:
   def draw(table: Any, seed: Any, learner: Any, step: Any) -> jax.Array:
     owner = learner % num_learners
-    # As arrays of jax, so that the numbers may be traced or not.
+    # As jax arrays: a numpy array cannot be indexed by a traced number.
     table = jax.tree.map(jnp.asarray, table)
     index = _shuffles.draw_samples(
       seed, learner, step, num_samples=table['sizes'][owner], batch=batch

@@ -1,4 +1,4 @@
-"""Batches of sets that do not fit in memory, read by grain when asked for."""
+"""Streamed tasks: batches of sets that do not fit in memory, read by grain."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -7,14 +7,13 @@ from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
-from jasgd.tasks import _checks
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
 
 if TYPE_CHECKING:
   import grain
 
-# Ways to divide a stream. Labels are not known without reading it all.
+# No 'dirichlet': labels are unknown before the whole source is read.
 STREAM_SHARDS: tuple[str, ...] = ('shards', 'whole')
 
 # transform(example, rng) -> a tree of arrays
@@ -29,26 +28,26 @@ def stream(
   shards: str = 'whole',
   num_learners: int = 1,
 ) -> _task.Task:
-  """The same task, with its training examples read from a source.
+  """Copies a task, with training examples that are read from a source.
 
   A batch is grain's `dataset[step]`, a random access and no iterator: it is a
-  function of (seed, learner, step), in any order, and nothing has to be kept to
-  go on where a run ended. Each epoch is shuffled anew; what is left of it after
-  the last whole batch is left out, as in `draw_samples`, whose shuffles these
-  are not.
+  function of (seed, learner, step), and a run that continues needs no saved
+  iterator. Each epoch is a new shuffle, made by grain and not by
+  `draw_samples`; its remainder after the last whole batch is not used.
 
   Args:
-    task: Says how big a batch is, and how to learn from it.
+    task: Task with the batch size, the model and the loss.
     source: Training examples with `len` and random access, such as
       `tfds.data_source(...)['train']`.
-    transform: `transform(example, rng) -> arrays`: decodes and augments one
-      example, as a pure function of its arguments. None: as in the source.
-    shards: `'whole'`, every learner reads everything in an order of its own, or
-      `'shards'`, learner l owns every num_learners-th example from the l-th on.
-    num_learners: Among how many learners the source is divided.
+    transform: Pure function `transform(example, rng) -> arrays` that decodes
+      and augments one example. None: examples are used as they are.
+    shards: Division of the source: `'whole'`, every learner reads all examples
+      in its own order, or `'shards'`, learner l owns every num_learners-th
+      example from the l-th on.
+    num_learners: Number of learners that the source is divided among.
 
   Returns:
-    A streamed `Task`, whose `batches` runs on the host and gives numpy arrays.
+    A streamed `Task`: `batches` runs on the host and returns numpy arrays.
 
   Raises:
     ValueError: if `shards` is unknown, a number is out of range, or a batch is
@@ -61,19 +60,19 @@ def stream(
     >>> print(*(task.batches(None, 0, 0, step) for step in range(3)))
     [0 1] [4 3] [2 5]
   """
-  _checks.check_choice('shards', shards, STREAM_SHARDS)
-  _checks.check_count('num_learners', num_learners)
+  _task.check_choice('shards', shards, STREAM_SHARDS)
+  _task.check_count('num_learners', num_learners)
   num_shards = num_learners if shards == 'shards' else 1
   _shards.check_shard(len(source), task.batch, num_shards)
 
-  # A run asks for few different learners, again and again.
+  # A run uses few learners, each of them many times.
   @functools.lru_cache(maxsize=1024)
   def open_shard(run_seed: int, learner: int) -> 'grain.MapDataset':
     import grain
 
     dataset = grain.MapDataset.source(source)
     if num_shards > 1:
-      # Not shuffled before: grain would divide it anew in each epoch.
+      # Before the shuffle: otherwise the shards would change in each epoch.
       dataset = dataset[learner % num_shards :: num_shards]
     dataset = dataset.seed(_make_seed(run_seed, learner)).shuffle()
     if transform is not None:
@@ -81,7 +80,7 @@ def stream(
     return dataset.batch(task.batch, drop_remainder=True).repeat()
 
   def batches(data: Any, seed: Any, learner: Any, step: Any) -> Any:
-    del data  # It is in the source.
+    del data  # The source holds the data.
     return open_shard(int(seed), int(learner))[int(step)]
 
   return dataclasses.replace(
@@ -94,5 +93,5 @@ def stream(
 
 
 def _make_seed(*numbers: int) -> int:
-  """One number of the 32 bits that grain has for it, from several."""
+  """Combines several numbers into one seed of 32 bits, as grain needs it."""
   return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -1,12 +1,12 @@
-"""What a task is: the one contract between data, model and everything else."""
+"""`Task`: the contract between data, model and all other code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
+import operator
 from typing import Any
 
 import jax
-
-from jasgd.tasks import _checks
+import numpy as np
 
 # A tree of arrays: weights, statistics, a batch.
 Tree = Any
@@ -16,7 +16,7 @@ Metrics = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-  """What is learned: a model, its loss, and which samples it sees when.
+  """A model, its loss, its data, and the minibatch of every step.
 
   A learner has no state. Its gradient is a function of the weights that it read
   and of three numbers,
@@ -24,36 +24,36 @@ class Task:
     batch = batches(data, seed, learner, step)
     gradient = d loss(params, stats, batch, fold_key(seed, learner, step))
 
-  so that any gradient of any run can be computed again, by anybody.
+  so every gradient of a run can be computed again later, on any machine.
 
-  Everything but `init` and a streamed `batches` is called inside of jit, `data`
-  being an argument of the compiled program and not a constant in it. So the
-  functions must be pure, and small arrays are all that they may close over.
+  All functions but `init` and a streamed `batches` are called inside jit. They
+  must be pure. `data` is an argument of the compiled program; arrays that a
+  function closes over become constants in it, and must be small.
 
   Attributes:
-    name: For reports.
+    name: Name of the task in reports.
     batch: Samples per gradient.
     num_samples: Size of the training set; that many samples are an epoch.
-    init: `init(key) -> (params, stats)`. Stats are what the model keeps and
-      does not train, such as the statistics of batch normalisation; `{}` if
-      there is nothing.
-    loss: `loss(params, stats, batch, key) -> (loss, stats)`: the mean over the
-      batch, in training mode. The key is for dropout and the like.
-    metrics: `metrics(params, stats, batch) -> {name: mean over the batch}`, in
-      evaluation mode; has `'loss'`, and `'accuracy'` if it is a classifier.
-    batches: `batches(data, seed, learner, step) -> batch`, for int32 scalars
-      that may be traced. Every leaf of a batch has a leading axis of `batch`
-      examples. Which samples, and how they are augmented, depends on nothing
-      else.
-    data: What `batches` draws from: a tree of arrays.
-    test_data: What `evaluate` runs over: a tree of arrays with a leading axis
-      of examples. None: there is nothing to evaluate on.
-    is_streamed: Whether `batches` runs on the host, outside of jit, and gives
+    init: Function `init(key) -> (params, stats)`. Stats are variables of the
+      model that are not trained, such as the statistics of batch
+      normalisation; `{}` if there are none.
+    loss: Function `loss(params, stats, batch, key) -> (loss, stats)`: the mean
+      over the batch, in training mode. The key is for dropout and the like.
+    metrics: Function `metrics(params, stats, batch) -> {name: mean over the
+      batch}`, in evaluation mode. It includes `'loss'` and, for a classifier,
+      `'accuracy'`.
+    batches: Function `batches(data, seed, learner, step) -> batch` of int32
+      scalars that may be traced. Every leaf of a batch has a leading axis of
+      `batch` examples. Samples and augmentation depend on nothing else.
+    data: Arguments of `batches`: a tree of arrays.
+    test_data: Examples for `evaluate`: a tree of arrays with a leading axis of
+      examples. None: the task cannot be evaluated.
+    is_streamed: Whether `batches` runs on the host, outside jit, and returns
       numpy arrays; `data` is None then.
-    chunk: Number of examples at a time for which a gradient is computed fastest
-      on a CPU, where a batch is worked off in parts that fit the cache (see
-      `choose_chunk`). None: the whole batch at once, as batch normalisation
-      demands. It changes a gradient by rounding only.
+    chunk: Number of examples whose gradient a CPU computes fastest: a batch is
+      divided into parts that fit the cache (see `choose_chunk`). None: the
+      whole batch at once, as batch normalisation requires. It changes a
+      gradient by rounding only.
 
   Examples:
     A line through the origin, in plain functions; `from_linen` and `from_nnx`
@@ -97,37 +97,38 @@ class Task:
   chunk: int | None = None
 
   def __post_init__(self) -> None:
-    _checks.check_count('batch', self.batch)
-    _checks.check_count('num_samples', self.num_samples)
+    check_count('batch', self.batch)
+    check_count('num_samples', self.num_samples)
     if self.batch > self.num_samples:
       raise ValueError(
         f'batch must be at most num_samples, got batch={self.batch} of '
         f'num_samples={self.num_samples}.'
       )
     if self.chunk is not None:
-      _checks.check_count('chunk', self.chunk)
+      check_count('chunk', self.chunk)
     if self.is_streamed and self.data is not None:
       raise ValueError(
-        f'The streamed task {self.name!r} must have no data: its batches are '
-        'not drawn on the device.'
+        f'The streamed task {self.name!r} must have no data (None): its '
+        'batches are read on the host, not drawn on the device.'
       )
     if self.test_data is not None:
-      _checks.count_examples('test_data', self.test_data)
+      count_examples('test_data', self.test_data)
 
 
 def fold_key(seed: Any, learner: Any, step: Any) -> Key:
-  """The one random key of a gradient.
+  """Random key of a gradient.
 
     fold_in(fold_in(key(seed), learner), step)
 
-  It is always of the threefry kind, whatever jax's configuration says, for its
-  bits are the same on every machine. Fold in a number of your own for each
-  further use, as augmentation does, so that no two uses share random numbers.
+  The key is always of the threefry kind, independent of jax's configuration,
+  since its bits are the same on every machine. For each further use, fold in
+  another constant, as augmentation does, so that no two uses share random
+  numbers.
 
   Args:
-    seed: Of the run; an integer that may be traced, as are the others.
-    learner: Who computes the gradient.
-    step: Which of the learner's gradients it is.
+    seed: Seed of the run, an integer that may be traced.
+    learner: Number of the learner; may be traced.
+    step: Number of the learner's gradient; may be traced.
 
   Returns:
     A jax key.
@@ -143,14 +144,14 @@ def fold_key(seed: Any, learner: Any, step: Any) -> Key:
 
 
 def choose_chunk(batch: int, chunk: int | None) -> int:
-  """How many examples of a batch to work on at a time.
+  """Number of examples of a batch to compute at a time.
 
-  The largest divisor of `batch` that is at most `chunk`, for parts of unequal
-  size would have to be compiled one by one and would weigh differently.
+  It is the largest divisor of `batch` that is at most `chunk`. Parts of unequal
+  size would have to be compiled separately and would need weights.
 
   Args:
     batch: Samples per gradient.
-    chunk: The number wished for, as in `Task.chunk`. None: all of them.
+    chunk: Desired number, as in `Task.chunk`. None: the whole batch.
 
   Returns:
     A divisor of `batch`.
@@ -165,10 +166,64 @@ def choose_chunk(batch: int, chunk: int | None) -> int:
     >>> tasks.choose_chunk(4, 32), tasks.choose_chunk(100, None)
     (4, 100)
   """
-  _checks.check_count('batch', batch)
+  check_count('batch', batch)
   if chunk is None:
     return batch
-  _checks.check_count('chunk', chunk)
+  check_count('chunk', chunk)
   return next(
     size for size in range(min(batch, chunk), 0, -1) if batch % size == 0
   )
+
+
+def check_count(name: str, value: Any, minimum: int = 1) -> int:
+  """Returns `value` as an int; raises a ValueError below the minimum."""
+  try:
+    if isinstance(value, bool):
+      raise TypeError
+    count = operator.index(value)
+  except TypeError:
+    raise ValueError(f'{name} must be an integer, got {value!r}.') from None
+  if count < minimum:
+    raise ValueError(f'{name} must be at least {minimum}, got {count}.')
+  return count
+
+
+def check_positive(name: str, value: Any) -> float:
+  """Returns `value` as a float; raises a ValueError unless 0 < value < inf."""
+  try:
+    number = float(value)
+  except (TypeError, ValueError):
+    raise ValueError(f'{name} must be a number, got {value!r}.') from None
+  if not 0 < number < np.inf:
+    raise ValueError(f'{name} must be finite and above 0, got {value}.')
+  return number
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+  """Raises a ValueError unless `value` is one of the choices."""
+  choices = sorted(choices)
+  if value not in choices:
+    raise ValueError(f'Unknown {name} {value!r}. Known: {", ".join(choices)}.')
+
+
+def count_examples(name: str, examples: Any) -> int:
+  """Counts examples: the common length of the leading axes of all leaves.
+
+  Args:
+    name: Name of the examples, for the error message.
+    examples: Tree of arrays.
+
+  Returns:
+    The number of examples.
+
+  Raises:
+    ValueError: if there is no array, or the lengths differ.
+  """
+  shapes = [np.shape(leaf) for leaf in jax.tree.leaves(examples)]
+  lengths = {shape[0] if shape else -1 for shape in shapes}
+  if len(lengths) != 1 or -1 in lengths:
+    raise ValueError(
+      f'The arrays of {name} must share a leading axis of examples, got the '
+      f'shapes {shapes}.'
+    )
+  return lengths.pop()

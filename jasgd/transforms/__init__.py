@@ -1,30 +1,32 @@
-"""What becomes of a stale gradient: optax transformations and policies.
+"""Optax transformations for stale gradients, and policies.
 
 Each is an `optax.GradientTransformationExtraArgs`. `update` takes the keyword
 `staleness`, or `read_clock`, and, where needed, `stale_params`, the weights
-that the gradient was computed on; other links may have keywords of their own.
+that the gradient was computed on. Unknown keywords are ignored, so that other
+transformations of a chain can have their own.
 
-Where a link stands in a chain matters:
+The order of a chain matters:
 
 =============================================  =================================
-chain                                          what it does
+chain                                          effect
 =============================================  =================================
 scale_by_staleness, sgd(momentum)              each gradient enters the momentum
                                                with its own factor (Zhang)
 sgd(momentum), scale_by_staleness              the whole step is scaled, with
-                                               what others put in the momentum
-scale_by_staleness, adam                       nothing, if tau is constant: Adam
+                                               the momentum of other gradients
+scale_by_staleness, adam                       none, if tau is constant: Adam
                                                divides the factor out again
-adam, scale_by_staleness                       a rate that depends on tau
-clip, scale_by_staleness                       a stale gradient is cut, then
+adam, scale_by_staleness                       a learning rate that depends on
+                                               tau
+clip, scale_by_staleness                       a stale gradient is clipped, then
                                                damped
-scale_by_staleness, clip                       a large stale gradient may come
-                                               out as large as a fresh one
+scale_by_staleness, clip                       a large stale gradient may keep
+                                               the norm of a fresh one
 scale_by_staleness, add_decayed_weights, sgd   weight decay is not damped
 add_decayed_weights, scale_by_staleness, sgd   weight decay is damped too
 delay_compensation, scale_by_staleness         as in the paper
-scale_by_staleness, delay_compensation         the correction is damped twice,
-                                               for it has the gradient squared
+scale_by_staleness, delay_compensation         the correction is damped twice:
+                                               it has the gradient squared
 delay(d), adam                                 d zeros advance Adam's count
 delayed(adam, d)                               Adam waits for the first gradient
 scale_by_staleness, MultiSteps(sgd, c)         each gradient has its own factor

@@ -1,4 +1,4 @@
-"""A server's work on gradients: two pure functions, and `softsync`."""
+"""The server's work on gradients: `make_aggregation`, and `softsync`."""
 
 from collections.abc import Callable
 import numbers
@@ -17,27 +17,28 @@ from jasgd.transforms import policies
 class AggregationState(NamedTuple):
   """State of `make_aggregation` and of `softsync`."""
 
-  server_clock: jax.Array  # shape=(), int32: updates made.
-  group_size: jax.Array  # shape=(), int32: gradients gathered since then.
-  group_staleness: jax.Array  # shape=(), float32: the sum of theirs.
+  server_clock: jax.Array  # shape=(), int32: number of updates.
+  group_size: jax.Array  # shape=(), int32: gradients since the last update.
+  group_staleness: jax.Array  # shape=(), float32: sum over these gradients.
   last_group_staleness: jax.Array  # shape=(), float32: mean of the last update.
-  gradient_sum: Any  # Of the group. Means nothing while group_size is 0.
+  gradient_sum: Any  # Sum of these gradients; undefined while group_size is 0.
   per_gradient_state: optax.OptState
   per_update_state: optax.OptState
 
 
 class Aggregation(NamedTuple):
-  """What a server does with gradients, as pure functions.
+  """The server's work on gradients, as pure functions.
 
   Attributes:
-    init: `(params) -> state`.
-    accumulate: `(state, gradient, params, *, staleness, stale_params=None,
-      **extra_args) -> state`. Runs the per-gradient chain and adds to the sum.
-      `read_clock` may be given in place of `staleness`.
-    update: `(state, params, *, like=None, **extra_args) -> (updates, state)`.
-      Steps the optimizer once, on the mean of the gradients gathered, in the
-      dtypes of `like`, by default those of the params. There must be one at
-      least: the mean of none is not a number, and neither are the weights then.
+    init: Function `(params) -> state`.
+    accumulate: Function `(state, gradient, params, *, staleness,
+      stale_params=None, **extra_args) -> state`. It runs the per-gradient chain
+      and adds the result to the sum. `read_clock` may replace `staleness`.
+    update: Function `(state, params, *, like=None, **extra_args) -> (updates,
+      state)`. It steps the optimizer once, on the mean of the gradients since
+      the last update, in the dtypes of `like`, by default those of the params.
+      There must be at least one gradient: the mean of none is NaN, and the
+      weights would become NaN too.
   """
 
   init: Callable[..., AggregationState]
@@ -56,15 +57,16 @@ def make_aggregation(
     \bar g = \frac1c \sum_{l=1}^{c} \alpha(\tau_l)\, h(g_l), \quad
     w \leftarrow w + \text{optimizer}(\bar g)
 
-  h is the per-gradient chain. The optimizer is stepped once per update, with
-  the mean of the group's staleness as its `staleness`; it never sees a zero
-  that stands for "no gradient yet".
+  h is the per-gradient chain. The optimizer is stepped once per update and gets
+  the mean staleness of the c gradients as `staleness`. It is not called, and
+  gets no zeros, while gradients are gathered.
 
   Args:
-    optimizer: The per-update chain, any optax optimizer.
-    policy: alpha, as in `scale_by_staleness`; its count is the server's clock.
-    per_gradient: h, run on each gradient before the policy: say,
-      `delay_compensation`, `gap_aware`, clipping, `monitor_staleness`.
+    optimizer: Per-update chain, any optax optimizer.
+    policy: Policy alpha, as in `scale_by_staleness`; its count is the server's
+      clock.
+    per_gradient: Per-gradient chain h, run before the policy: for instance
+      `delay_compensation`, `gap_aware`, clipping or `monitor_staleness`.
 
   Returns:
     Three pure functions: init, accumulate, update.
@@ -118,8 +120,8 @@ def make_aggregation(
       gradient, state.per_gradient_state, params, staleness=tau, **extra_args
     )
     gradient = _trees.scale_tree(gradient, policy(tau, state.server_clock))
-    # The first gradient replaces the old sum. Adding it to zeros would lose the
-    # sign of a zero, and a NaN could never be cleared.
+    # The first gradient replaces the old sum. Adding it to a sum of zeros would
+    # turn -0 into 0, and multiplying an old sum by 0 would keep its NaN.
     is_first = state.group_size == 0
 
     def add(total: jax.Array, leaf: Any) -> jax.Array:
@@ -175,37 +177,37 @@ def softsync(
   *,
   per_gradient: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Wraps an optimizer by the n-softsync rule: c gradients make one update.
+  r"""Wraps an optimizer so that c gradients make one update: n-softsync.
 
   .. math::
     w \leftarrow w + \text{optimizer}\Big(
       \frac1c \sum_{l=1}^{c} \alpha(\tau_l)\, g_l \Big)
 
-  Each gradient gets its own factor, inside the sum. The optimizer's state, its
-  count included, changes once per c gradients; the updates in between are zero.
-  Jit the update: run eagerly it is compiled in each call.
+  Each gradient gets its own factor, inside the sum. The optimizer's state, with
+  its count, changes once per c gradients; the updates in between are zero. Call
+  the update inside `jax.jit`: called eagerly, it is compiled in each call.
 
-  Two ways of building this from optax's own parts go wrong:
+  Two combinations of optax's own parts look equivalent and are not:
 
   *   `MultiSteps(chain(scale_by_staleness, sgd), c)` sums first, and then
       scales the mean by the staleness of the last gradient alone.
       `chain(scale_by_staleness, MultiSteps(sgd, c))` keeps each gradient's
-      factor and gives what this wrapper gives (tell it `staleness`: its clock
-      counts gradients there, not updates).
-  *   A link that gives out zeros until c gradients are there feeds those zeros
-      to the momentum behind it, which then decays c times per update.
+      factor and is equivalent, if it is given `staleness` (its own clock counts
+      gradients there, not updates).
+  *   A transformation that returns zeros until it has c gradients passes those
+      zeros to the momentum behind it, which then decays c times per update.
 
   Args:
     optimizer: Any optax optimizer; stepped once per c gradients.
-    num_gradients: c, at least 1. May be traced.
-    policy: alpha, as in `scale_by_staleness`.
-    per_gradient: Run on each gradient before the policy and the sum. This is
-      the place for `delay_compensation`, `gap_aware` and `monitor_staleness`.
+    num_gradients: Number of gradients per update, c, at least 1. May be traced.
+    policy: Policy alpha, as in `scale_by_staleness`.
+    per_gradient: Chain that is run on each gradient before the policy and the
+      sum, for `delay_compensation`, `gap_aware` and `monitor_staleness`.
 
   Returns:
-    The wrapped optimizer. `update` takes `staleness`, or `read_clock` to be
-    compared with the state's clock, which counts updates. For c > 1 the
-    optimizer is given no `stale_params`: each gradient has its own.
+    The wrapped optimizer. `update` takes `staleness`, or `read_clock`, which is
+    subtracted from the state's clock, a count of updates. For c > 1 the
+    optimizer gets no `stale_params`, since each gradient has different ones.
 
   Raises:
     ValueError: if c is below 1 or not whole.
@@ -230,7 +232,8 @@ def softsync(
   if not jnp.issubdtype(jnp.result_type(num_gradients), jnp.integer):
     raise ValueError(f'num_gradients must be whole, got {num_gradients!r}.')
   aggregation = make_aggregation(optimizer, policy, per_gradient)
-  # An array, even of 1, may be another number in the next call.
+  # Only a Python int is constant: an array may have another value in the next
+  # call, even if it is 1 now.
   is_single = isinstance(num_gradients, numbers.Integral) and (
     num_gradients == 1
   )

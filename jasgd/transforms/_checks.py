@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters: concrete values are judged, traced ones pass."""
+"""Checks of hyper-parameters. Traced values pass: they are not known yet."""
 
 import math
 import numbers
@@ -28,7 +28,7 @@ def check_at_most(name: str, value: Any, maximum: float) -> None:
 
 
 def check_whole(name: str, value: Any, minimum: int) -> int:
-  """A static whole number >= `minimum`, as an int, or a ValueError."""
+  """Returns a static integer >= `minimum` as an int; else a ValueError."""
   is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not is_whole or value < minimum:
     raise ValueError(
@@ -40,7 +40,7 @@ def check_whole(name: str, value: Any, minimum: int) -> int:
 def check_transform(
   name: str, value: Any
 ) -> optax.GradientTransformationExtraArgs:
-  """The transformation with extra arguments, or a ValueError if it is none."""
+  """Returns a transformation that takes extra arguments; else a ValueError."""
   if not hasattr(value, 'init') or not hasattr(value, 'update'):
     raise ValueError(
       f'{name} must be an optax.GradientTransformation, got {value!r}.'
@@ -63,7 +63,7 @@ def check_fraction(name: str, value: Any) -> None:
 
 
 def _as_number(name: str, value: Any) -> float | None:
-  """The concrete value as a finite float, or None if it is traced."""
+  """Returns a concrete value as a finite float, or None if it is traced."""
   if is_traced(value):
     return None
   try:

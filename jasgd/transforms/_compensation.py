@@ -1,4 +1,4 @@
-"""Correcting a stale gradient for the way the weights went since."""
+"""Delay compensation: correction of stale gradients by a Taylor term."""
 
 from typing import Any, NamedTuple
 
@@ -24,28 +24,28 @@ def delay_compensation(
   decay: jax.typing.ArrayLike = 0.95,
   epsilon: jax.typing.ArrayLike = 1e-7,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Adds the first-order Taylor term that a stale gradient lacks: DC-ASGD.
+  r"""Adds a first-order Taylor term to a stale gradient: DC-ASGD.
 
   .. math::
     g \leftarrow g + \lambda_t\, g \odot g \odot (w_\text{now} - w_\text{read})
 
-  with the outer product of the gradient as a cheap stand-in for the Hessian.
-  lambda_t is constant, or, if adaptive, divided by the size of the gradients:
+  where the outer product of the gradient approximates the Hessian. lambda_t is
+  constant or, if adaptive, divided by the root mean square of the gradients:
 
   .. math::
     v_t = m\, v_{t-1} + (1 - m)\, g \odot g, \quad
     \lambda_t = \lambda_0 / \sqrt{v_t + \epsilon}
 
   `update` needs the current params and the keyword `stale_params`, the weights
-  that the gradient was computed on. Put it first in a chain, and before any sum
-  of gradients: each has its own weights.
+  that the gradient was computed on. It must come first in a chain, and before
+  any sum of gradients, since each gradient has its own `stale_params`.
 
   Args:
-    strength: lambda_0, at least 0; 0 is plain ASGD. By default what the paper
-      used for CIFAR-10: 0.04, or 2 if adaptive.
-    adaptive: Whether to divide by the running size of the gradients.
-    decay: m, in [0, 1). Only used if adaptive.
-    epsilon: Above 0. Only used if adaptive.
+    strength: Factor lambda_0, at least 0; 0 is plain ASGD. The default is the
+      paper's value for CIFAR-10: 0.04, or 2 if adaptive.
+    adaptive: Whether to divide by the root mean square of the gradients.
+    decay: Decay m of the running mean, in [0, 1). Only used if adaptive.
+    epsilon: Constant in the square root, above 0. Only used if adaptive.
 
   Returns:
     A transformation.
@@ -83,7 +83,7 @@ def delay_compensation(
     stale_params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, DelayCompensationState]:
-    del extra_args  # Other links of the chain may need them.
+    del extra_args  # For other transformations of the chain.
     params = _trees.require_params('delay_compensation', params)
     stale_params = _trees.require_stale_params(
       'delay_compensation', stale_params

@@ -1,9 +1,9 @@
-"""Constant and varying delays: what asynchrony does to any optimizer.
+"""Constant and varying delays of gradients, for any optimizer.
 
-The gradients wait in a ring of max_delay + 1 slots. Each call first writes the
-new gradient, then reads the old one *from the ring it has just written*. The
-other order (read a slot, then overwrite it) looks cheaper by one slot, but
-there XLA must keep the old ring alive and copies all of it in each step.
+A ring buffer of max_delay + 1 slots holds the gradients. Each call first writes
+the new gradient, then reads the old one *from the ring it has just written*.
+The other order (read a slot, then overwrite it) would need one slot less, but
+XLA would have to keep the old ring alive and copy all of it in each step.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ Delay = int | jax.Array | Callable[[jax.Array], jax.typing.ArrayLike]
 class DelayState(NamedTuple):
   """State of `delay`."""
 
-  num_received: jax.Array  # shape=(), int32: calls so far.
-  next_slot: jax.Array  # shape=(), int32: where the next update is written.
-  ring: optax.Updates  # Like the params, with an axis of slots in front.
+  num_received: jax.Array  # shape=(), int32: number of calls.
+  next_slot: jax.Array  # shape=(), int32: slot that is written next.
+  ring: optax.Updates  # Like the params, with a leading axis of slots.
 
 
 class DelayedState(NamedTuple):
   """State of `delayed`."""
 
-  num_applied: jax.Array  # shape=(), int32: updates that the optimizer made.
+  num_applied: jax.Array  # shape=(), int32: updates of the optimizer.
   delay_state: DelayState
   optimizer_state: optax.OptState
 
@@ -40,34 +40,34 @@ class DelayedState(NamedTuple):
 def delay(
   num_updates: Delay, max_delay: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Gives back the updates of `num_updates` calls ago, zeros until then.
+  r"""Returns the updates of `num_updates` calls ago; zeros at first.
 
   .. math:: u_t \leftarrow g_{t-d} \text{ if } t \ge d \text{ else } 0
 
-  The cost of a call does not depend on d; the memory is max_delay + 1 copies of
-  the params, in their dtypes (none for a delay that is always 0). The zeros at
-  the start are updates like any other to the links behind: they advance Adam's
-  count. Use `delayed` to spare an optimizer that. (`optax.MultiSteps` around a
-  delay selects over its whole state and so copies the ring in each call; around
-  the optimizer inside `delayed` it costs nothing.)
+  The cost of a call does not depend on d. The memory is max_delay + 1 copies of
+  the params, in their dtypes (none for a delay that is always 0). The following
+  transformations of a chain take the zeros at the start for updates: they
+  advance Adam's count. Use `delayed` to avoid that. (`optax.MultiSteps` around
+  a delay selects over its whole state and so copies the ring in each call;
+  around the optimizer inside `delayed` it costs nothing.)
 
-  A delay that varies is a lookup into the past: some gradients are used twice,
-  some never. That each gradient is used exactly once is the job of a trace of
-  who pushed when, not of a delay line.
+  A varying delay is a lookup into the past: some gradients are used twice, some
+  never. To use each gradient exactly once, replay a trace (`jasgd.simulate`,
+  `jasgd.replay`).
 
   Args:
-    num_updates: d, the delay in calls. An int; or, if `max_delay` is given, a
+    num_updates: Delay d, in calls. An int; or, if `max_delay` is given, a
       (traced) integer array, so that delays can be swept with `jax.vmap`, or a
-      function of the number of calls so far, so that they can be drawn per
-      step. Such values are clipped to [0, max_delay].
-    max_delay: The largest delay that there is room for. Static.
+      function of the number of calls so far, so that delays can be drawn per
+      step. Arrays and results of functions are clipped to [0, max_delay].
+    max_delay: Largest delay; the ring has max_delay + 1 slots. Static.
 
   Returns:
     A transformation.
 
   Raises:
-    ValueError: if the delay is negative or above `max_delay`, or needs a
-      `max_delay` and has none.
+    ValueError: if the delay is negative or above `max_delay`, or if it is no
+      int and `max_delay` is missing.
 
   Examples:
     >>> import jasgd, jax.numpy as jnp
@@ -96,7 +96,7 @@ def delay(
     params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, DelayState]:
-    del params, extra_args  # Other links of the chain may need them.
+    del params, extra_args  # For other transformations of the chain.
     num_late = get_delay(state.num_received)
     new_state = _push(state, updates, max_delay)
     return _look_back(new_state, num_late, updates), new_state
@@ -115,30 +115,30 @@ def delayed(
 
   .. math:: w_{t+1} = w_t + \text{optimizer}(g(w_{t-d}))
 
-  This is what d + 1 learners of equal speed do to an optimizer, in a training
-  loop that knows nothing of it. The optimizer's own state (momentum, Adam's
-  moments) sees the late gradients, and the current params. Until the first
-  gradient arrives it is not stepped at all: the updates are zero, and its
-  state, Adam's count included, does not change. It is given `staleness`, the
-  number of its calls since the gradient was computed, which is
+  This is the effect of d + 1 asynchronous learners of equal speed, in an
+  ordinary training loop. The optimizer gets the late gradients and the current
+  params. Until the first gradient arrives it is not stepped: the updates are
+  zero, and its state, with Adam's count, does not change. It also gets
+  `staleness`, the number of its calls since the gradient was computed, which is
   min(calls so far, d), so that a stale-aware chain can be wrapped. (A
-  `softsync` in here makes fewer updates than it gets calls: put it outside.)
-  Jit the update: run eagerly it is compiled in each call.
+  `softsync` must be outside: inside, it would make fewer updates than it gets
+  calls.) Call the update inside `jax.jit`: called eagerly, it is compiled in
+  each call.
 
   Args:
-    optimizer: Any optax optimizer, or a chain with this library's links.
-    num_updates: d, as in `delay`.
-    max_delay: As in `delay`.
+    optimizer: Any optax optimizer, or a chain with transformations of jasgd.
+    num_updates: Delay d, as in `delay`.
+    max_delay: Largest delay, as in `delay`.
     keep_params: Whether to keep the params of the last `max_delay` calls too
-      (which doubles the memory) and give the optimizer `stale_params`, which
-      `delay_compensation` and `gap_aware` need.
+      (which doubles the memory) and pass them to the optimizer as
+      `stale_params`, for `delay_compensation` and `gap_aware`.
 
   Returns:
     The wrapped optimizer.
 
   Raises:
-    ValueError: as `delay`; or if `keep_params` is set and `update` is called
-      without params.
+    ValueError: if `delay` would refuse the delay, or if `keep_params` is set
+      and `update` is called without params.
 
   Examples:
     >>> import jasgd, jax, jax.numpy as jnp, optax
@@ -165,7 +165,7 @@ def delayed(
     num_applied: jax.Array,
     params: optax.Params | None,
   ) -> tuple[Any, jax.Array, Any]:
-    """What waits in the ring: a gradient, and where it was computed."""
+    """Content of a slot: a gradient, its read clock and its params."""
     return updates, num_applied, params if keep_params else ()
 
   def init_fn(params: optax.Params) -> DelayedState:
@@ -185,7 +185,8 @@ def delayed(
   ) -> tuple[optax.Updates, DelayedState]:
     if keep_params:
       _trees.require_params('delayed(..., keep_params=True)', params)
-    # What the caller said of staleness was about the gradient that went in.
+    # The caller's values describe the gradient that goes in, not the late one
+    # that comes out.
     for key in ('staleness', 'read_clock', 'stale_params'):
       extra_args.pop(key, None)
     num_applied = state.num_applied
@@ -195,8 +196,8 @@ def delayed(
     delay_state = _push(state.delay_state, item, max_delay)
 
     def step(optimizer_state: Any) -> tuple[optax.Updates, Any]:
-      # Looked up in here, the late gradient is read by the optimizer straight
-      # from its slot; as an argument it would be copied first.
+      # The lookup is inside the branch, so that the optimizer reads the late
+      # gradient from its slot; as an argument of the branch it would be copied.
       late_updates, read_clock, stale_params = _look_back(
         delay_state, num_late, item
       )
@@ -218,7 +219,7 @@ def delayed(
     else:
       late_updates, optimizer_state = step(state.optimizer_state)
     return late_updates, DelayedState(
-      # May wrap around: what counts is the difference of two of them.
+      # An overflow does no harm: only differences of two counts are used.
       num_applied=num_applied + has_arrived.astype(jnp.int32),
       delay_state=delay_state,
       optimizer_state=optimizer_state,
@@ -228,7 +229,7 @@ def delayed(
 
 
 def _init_line(item: Any, max_delay: int) -> DelayState:
-  """An empty line for things like `item`; without slots if none are needed."""
+  """An empty delay line for items like `item`; no slots if max_delay is 0."""
 
   def make_slots(leaf: Any) -> jax.Array:
     return jnp.zeros((max_delay + 1, *jnp.shape(leaf)), _slot_dtype(leaf))
@@ -241,7 +242,7 @@ def _init_line(item: Any, max_delay: int) -> DelayState:
 
 
 def _push(line: DelayState, item: Any, max_delay: int) -> DelayState:
-  """The line after `item` was written into its next slot."""
+  """Writes `item` into the next slot of the delay line."""
 
   def write(slots: jax.Array, leaf: Any) -> jax.Array:
     return jax.lax.dynamic_update_index_in_dim(
@@ -256,9 +257,9 @@ def _push(line: DelayState, item: Any, max_delay: int) -> DelayState:
 
 
 def _look_back(line: DelayState, num_late: jax.Array, newest: Any) -> Any:
-  """What was pushed `num_late` calls before the newest item."""
+  """Reads the item that was pushed `num_late` calls before the newest one."""
   if isinstance(line.ring, tuple) and not line.ring:
-    return newest  # No slots: what goes in comes out.
+    return newest  # No slots: the delay is always 0.
 
   def read(slots: jax.Array, leaf: Any) -> jax.Array:
     slot = (line.next_slot - 1 - num_late) % slots.shape[0]
@@ -269,41 +270,41 @@ def _look_back(line: DelayState, num_late: jax.Array, newest: Any) -> Any:
 
 
 def _slot_dtype(leaf: Any) -> Any:
-  """What a leaf is kept as: its own dtype, or bfloat16's bits as integers.
+  """Dtype of a leaf in the ring: its own, or uint16 for bfloat16.
 
-  XLA's CPU backend writes into an array of bfloat16 by way of float32, and
-  converts *all* of it back and forth each time.
+  To write into an array of bfloat16, XLA's CPU backend converts *all* of the
+  array to float32 and back. Integers with the same bits are written in place.
   """
   dtype = jnp.result_type(leaf)
   if dtype == jnp.uint16:
-    return jnp.uint32  # So that uint16 always stands for bfloat16.
+    return jnp.uint32  # In a ring, uint16 always means bfloat16.
   return jnp.uint16 if dtype == jnp.bfloat16 else dtype
 
 
 def _to_slot(leaf: Any, slot_dtype: Any) -> jax.Array:
-  """A leaf as it is kept."""
+  """Converts a leaf to the dtype of its slots."""
   if slot_dtype == jnp.uint16:
     leaf = jnp.astype(leaf, jnp.bfloat16)
     return jax.lax.bitcast_convert_type(leaf, jnp.uint16)
   return jnp.astype(leaf, slot_dtype)
 
 
-def _from_slot(kept: jax.Array, dtype: Any) -> jax.Array:
+def _from_slot(stored: jax.Array, dtype: Any) -> jax.Array:
   """The inverse of `_to_slot`."""
-  if kept.dtype == jnp.uint16:
-    kept = jax.lax.bitcast_convert_type(kept, jnp.bfloat16)
-  return kept.astype(dtype)
+  if stored.dtype == jnp.uint16:
+    stored = jax.lax.bitcast_convert_type(stored, jnp.bfloat16)
+  return stored.astype(dtype)
 
 
 def _parse_delay(
   num_updates: Delay, max_delay: int | None
 ) -> tuple[int, Callable[[jax.Array], jax.Array]]:
-  """The largest delay, and a function from the number of calls to the delay."""
+  """Returns the largest delay, and a function from call count to delay."""
   if max_delay is None:
     if not isinstance(num_updates, numbers.Integral):
       raise ValueError(
-        'A delay that is not a plain int needs max_delay, the number of slots '
-        f'to make room for; got num_updates={num_updates!r}.'
+        'A delay that is not a plain int needs max_delay, the largest delay; '
+        f'got num_updates={num_updates!r}.'
       )
     max_delay = _checks.check_whole('num_updates', num_updates, 0)
   longest = _checks.check_whole('max_delay', max_delay, 0)
@@ -321,7 +322,7 @@ def _parse_delay(
 
 
 def _check_delay(num_updates: Any, max_delay: int) -> None:
-  """Refuses what is no integer scalar, and concrete values out of range."""
+  """Raises a ValueError unless it is an integer scalar within the range."""
   _check_whole_scalar(num_updates)
   if not _checks.is_traced(num_updates) and not 0 <= num_updates <= max_delay:
     raise ValueError(
@@ -330,10 +331,10 @@ def _check_delay(num_updates: Any, max_delay: int) -> None:
 
 
 def _check_whole_scalar(value: Any) -> None:
-  """Refuses delays that are no integer scalars, traced or not."""
+  """Raises a ValueError unless it is an integer scalar, traced or not."""
   is_number = not isinstance(value, (str, bool)) and jnp.ndim(value) == 0
   if not is_number or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
     raise ValueError(
       'num_updates must be an int, an integer scalar or a function of the '
-      f'count that gives one, got {value!r}.'
+      f'count that returns one, got {value!r}.'
     )

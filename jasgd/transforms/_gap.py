@@ -1,4 +1,4 @@
-"""Damping a stale gradient by how far the weights have moved."""
+"""Gap-Aware: damping of stale gradients by the distance of the weights."""
 
 from typing import Any, NamedTuple
 
@@ -23,29 +23,29 @@ def gap_aware(
   decay: jax.typing.ArrayLike = 0.999,
   epsilon: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Damps each weight's gradient by how far that weight has moved: Gap-Aware.
+  r"""Damps the gradient of each weight by the distance it moved: Gap-Aware.
 
   .. math::
     g \leftarrow g / G, \quad
     G = 1 + |w_\text{now} - w_\text{read}| / C, \quad
     C = r\, \sqrt{\hat v + \epsilon^2}
 
-  C is the distance that a typical step moves the weight: the rate times the
-  root mean square of its gradients (a running mean, corrected for its start at
-  0 as in Adam). A weight that moved by k such steps gets its gradient divided
-  by 1 + k, however many updates that took; one that stayed is left alone. How
-  to measure a typical step is our reading of the paper; it needs no copy of
-  older weights.
+  C is the length of a typical step of the weight: the learning rate times the
+  root mean square of its gradients (a running mean with Adam's bias
+  correction). If a weight has moved by k such steps, in any number of updates,
+  its gradient is divided by 1 + k; the gradient of a weight that has not moved
+  is unchanged. The definition of a typical step is our reading of the paper; it
+  needs no copy of older weights.
 
   `update` needs the current params and the keyword `stale_params`, the weights
-  that the gradient was computed on. It comes before any sum of gradients.
+  that the gradient was computed on. It must come before any sum of gradients.
 
   Args:
-    rate: r, above 0: the (largest) learning rate of the optimizer behind. With
-      momentum its steps are longer than C says and the damping is stronger,
-      which is the safe side.
-    decay: Of the running mean, in [0, 1).
-    epsilon: At least 1e-18.
+    rate: Learning rate r of the optimizer (the largest one of a schedule),
+      above 0. With momentum, steps are longer than C, so the damping is
+      stronger than intended, which is safe.
+    decay: Decay of the running mean, in [0, 1).
+    epsilon: Smallest root mean square, at least 1e-18.
 
   Returns:
     A transformation.
@@ -65,7 +65,7 @@ def gap_aware(
   """
   _checks.check_positive('rate', rate)
   _checks.check_fraction('decay', decay)
-  _checks.check_at_least('epsilon', epsilon, 1e-18)  # Its square is used.
+  _checks.check_at_least('epsilon', epsilon, 1e-18)  # Its square must not be 0.
 
   def init_fn(params: optax.Params) -> GapAwareState:
     _trees.require_real('gap_aware', params)
@@ -82,7 +82,7 @@ def gap_aware(
     stale_params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, GapAwareState]:
-    del extra_args  # Other links of the chain may need them.
+    del extra_args  # For other transformations of the chain.
     params = _trees.require_params('gap_aware', params)
     stale_params = _trees.require_stale_params('gap_aware', stale_params)
     mean_square = _trees.update_mean_square(
@@ -91,7 +91,7 @@ def gap_aware(
     decay_product = (state.gap_decay_product * decay).astype(jnp.float32)
 
     def damp(gradient: Any, now: Any, read: Any, v: Any) -> jax.Array:
-      # The epsilon is in the root, or its slope at 0 would be infinite.
+      # Inside the root: otherwise the derivative at v = 0 would be infinite.
       typical_step = rate * jnp.sqrt(v / (1 - decay_product) + epsilon**2)
       gap = 1 + jnp.abs(now - read) / typical_step
       return jnp.astype(gradient / gap, jnp.result_type(gradient))

@@ -1,4 +1,4 @@
-"""Asynchrony begets momentum: how much is left to add by hand."""
+"""Momentum in asynchronous runs: asynchrony itself acts like momentum."""
 
 import jax
 
@@ -8,28 +8,28 @@ from jasgd.transforms import _checks
 def explicit_momentum(
   total: jax.typing.ArrayLike, num_learners: jax.typing.ArrayLike
 ) -> jax.typing.ArrayLike:
-  r"""The momentum to set, so that asynchrony makes up the rest.
+  r"""Momentum to set, so that asynchrony adds the rest of the total.
 
-  M asynchronous learners whose work times are exponential behave on average as
-  if there were momentum:
+  M asynchronous learners with exponential compute times act, on average, like
+  momentum:
 
   .. math::
     E[w_{t+1} - w_t] = (1 - 1/M)\, E[w_t - w_{t-1}]
                        - (\eta / M)\, E\nabla f(w_t)
 
-  so what is left of a wanted total is
+  so the momentum to set, for a given total, is
 
   .. math:: \mu_\text{explicit} = \mu_\text{total} - (1 - 1/M)
 
-  It is negative once the learners bring more than was wanted, and a negative
-  momentum is then the right setting (`optax.sgd` takes it).
+  It is negative if asynchrony adds more than the total. A negative momentum is
+  the right setting then, and `optax.sgd` accepts it.
 
   Args:
-    total: The momentum that a synchronous run would use, in [0, 1).
-    num_learners: M, at least 1.
+    total: Momentum of a synchronous run, in [0, 1).
+    num_learners: Number of learners M, at least 1.
 
   Returns:
-    The momentum to give to the optimizer.
+    The momentum to set in the optimizer.
 
   Examples:
     >>> import jasgd

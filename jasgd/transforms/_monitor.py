@@ -1,4 +1,4 @@
-"""Watching staleness: numbers in the state, for whoever logs them."""
+"""Statistics of staleness in the optimizer state, for logging."""
 
 from typing import Any, NamedTuple
 
@@ -12,30 +12,30 @@ from jasgd.transforms import _trees
 
 
 class MonitorStalenessState(NamedTuple):
-  """State of `monitor_staleness`. The means are over all updates seen."""
+  """State of `monitor_staleness`. The means are over all updates."""
 
-  staleness_count: jax.Array  # shape=(), int32: updates seen.
+  staleness_count: jax.Array  # shape=(), int32: number of updates.
   staleness_last: jax.Array  # shape=(), float32.
   staleness_mean: jax.Array  # shape=(), float32.
   staleness_max: jax.Array  # shape=(), float32.
   staleness_histogram: jax.Array  # shape=(num_bins,), int32.
   gap_last: Any  # shape=(), float32; () if the gap is not measured.
-  gap_mean: Any  # The same.
+  gap_mean: Any  # Mean of the gap, in the same form.
 
 
 def monitor_staleness(
   num_bins: int = 64, *, measure_gap: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Leaves the updates alone and keeps count of their staleness.
+  r"""Records the staleness of updates, and leaves the updates unchanged.
 
   The histogram has a bin for each staleness 0, 1, ..., num_bins - 2, and a last
-  one for all above; the mean of a group is rounded. It costs a few scalar
-  operations per update, so it can be left on. The gap
+  one for all larger values; a mean staleness of several gradients is rounded.
+  The cost is a few scalar operations per update. The gap
 
   .. math:: \| w_\text{now} - w_\text{read} \|_2
 
-  needs a pass over the weights, the current params and the keyword
-  `stale_params`, so it has to be asked for.
+  is measured on request only: it needs a pass over the weights, the current
+  params and the keyword `stale_params`.
 
   Args:
     num_bins: Number of bins, at least 1.
@@ -82,7 +82,7 @@ def monitor_staleness(
     stale_params: optax.Params | None = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, MonitorStalenessState]:
-    del extra_args  # Other links of the chain may need them.
+    del extra_args  # For other transformations of the chain.
     count = state.staleness_count
     tau = _staleness.resolve_staleness(count, staleness, read_clock)
     tau = tau.astype(jnp.float32)
@@ -112,7 +112,7 @@ def _measure_gap(
   params: optax.Params | None,
   stale_params: optax.Params | None,
 ) -> jax.Array:
-  """The L2 distance between two trees, over the leaves that have updates."""
+  """L2 distance between two trees, over the leaves that are not masked."""
   params = _trees.require_params('monitor_staleness(measure_gap=True)', params)
   stale_params = _trees.require_stale_params(
     'monitor_staleness(measure_gap=True)', stale_params
@@ -126,6 +126,7 @@ def _measure_gap(
     stale_params,
   )
   total = sum(jax.tree.leaves(squares), start=jnp.zeros((), jnp.float32))
-  # The slope of the root is infinite at 0, where nothing has moved.
+  # The derivative of the root is infinite at 0. The inner `where` keeps that
+  # infinity out of gradients that are taken through this function.
   has_moved = total > 0
   return jnp.where(has_moved, jnp.sqrt(jnp.where(has_moved, total, 1.0)), 0.0)

@@ -1,4 +1,4 @@
-"""Scaling by staleness: the plain way to make a chain stale-aware."""
+"""Scaling of gradients or updates by a policy of their staleness."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -15,24 +15,24 @@ from jasgd.transforms import policies
 class ScaleByStalenessState(NamedTuple):
   """State of `scale_by_staleness`."""
 
-  clock: jax.Array  # shape=(), int32: updates seen.
+  clock: jax.Array  # shape=(), int32: number of updates.
   mean_staleness: jax.Array  # shape=(), float32: over those updates.
 
 
 def scale_by_staleness(
   policy: policies.PolicyLike = 'inverse',
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Multiplies the updates by what their staleness leaves of them.
+  r"""Multiplies the updates by a factor that depends on their staleness.
 
   .. math:: g \leftarrow \alpha(\tau, t)\, g
 
   `update` takes the keyword `staleness` (tau itself), or `read_clock` (the
-  clock of the weights that the gradient was computed on; then tau is the
-  state's clock minus it, which is right where each gradient is an update of its
-  own). Where it stands in a chain matters: see :mod:`jasgd.transforms`.
+  clock of the weights that the gradient was computed on). With `read_clock`,
+  tau is the state's clock minus it, which is correct if each gradient makes its
+  own update. The position in a chain matters: see :mod:`jasgd.transforms`.
 
   Args:
-    policy: How much a gradient of staleness tau counts: a name, a tuple
+    policy: Factor of a gradient of staleness tau: a name, a tuple
       `(name, *arguments)` or a function `(tau, count) -> factor`. See
       :mod:`jasgd.policies`.
 
@@ -72,7 +72,7 @@ def scale_by_staleness(
     read_clock: _staleness.Staleness = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, ScaleByStalenessState]:
-    del params, extra_args  # Other links of the chain may need them.
+    del params, extra_args  # For other transformations of the chain.
     tau = _staleness.resolve_staleness(state.clock, staleness, read_clock)
     updates = _trees.scale_tree(updates, policy(tau, state.clock))
     return updates, ScaleByStalenessState(
@@ -90,20 +90,20 @@ def staleness_aware(
   policy: policies.PolicyLike = 'inverse',
   where: Literal['gradients', 'updates'] = 'gradients',
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes an optimizer stale-aware, before or after its own work.
+  """Makes an optimizer stale-aware by scaling its inputs or its outputs.
 
-  `where='gradients'` scales what goes in. A gradient enters momentum with its
-  own factor, as in Zhang et al. Adam and its kin divide by the size of the
-  gradients: if tau is constant they undo the scaling, and nothing is gained.
+  `where='gradients'` scales the gradients. Each one enters the momentum with
+  its own factor, as in Zhang et al. Adam and similar optimizers divide by the
+  root mean square of the gradients: if tau is constant, they undo the scaling.
 
-  `where='updates'` scales what comes out, which is the same as a learning rate
-  that depends on tau. It works with every optimizer; with momentum it also
-  damps what other gradients have put there.
+  `where='updates'` scales the updates, which amounts to a learning rate that
+  depends on tau. It works with every optimizer; with momentum it also damps the
+  contributions of other gradients.
 
   Args:
     optimizer: Any optax optimizer.
-    policy: As in `scale_by_staleness`.
-    where: 'gradients' or 'updates'.
+    policy: Policy, as in `scale_by_staleness`.
+    where: Place of the scaling: 'gradients' or 'updates'.
 
   Returns:
     The chain of the two. `update` takes `staleness` or `read_clock`.

@@ -1,4 +1,4 @@
-"""Measuring staleness: the one definition that every transformation shares."""
+"""Definition of staleness that all transformations share, and clocks."""
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +12,23 @@ Staleness = jax.typing.ArrayLike | None
 def resolve_staleness(
   clock: jax.Array, staleness: Staleness, read_clock: Staleness
 ) -> jax.Array:
-  r"""The staleness of a gradient, as a scalar that is never negative.
+  r"""Staleness of a gradient, a scalar that is never negative.
 
   .. math:: \tau = \text{clock} - \text{read clock}
 
-  Where both are given, `staleness` wins: it is what a server measured.
+  If both are given, `staleness` is used: a server has measured it.
 
   Args:
-    clock: Updates made so far.
-    staleness: The measured staleness (whole, or the mean of a group), or None.
-    read_clock: The clock of the weights that the gradient was computed on, or
-      None.
+    clock: Number of updates made.
+    staleness: Measured staleness (an integer, or a mean of several), or None.
+    read_clock: Clock of the weights that the gradient was computed on, or None.
 
   Returns:
-    tau. A jax array below 0 cannot raise without waiting for its value; it
-    counts as 0, because a gradient cannot be fresher than fresh.
+    Staleness tau. A negative jax array counts as 0: to refuse it, its value
+    would have to be waited for.
 
   Raises:
-    ValueError: if neither is given, or a concrete one makes no sense.
+    ValueError: if neither is given, or a concrete value is out of range.
   """
   if staleness is not None:
     _check_scalar('staleness', staleness)
@@ -45,7 +44,7 @@ def resolve_staleness(
       'of this gradient were read) or `read_clock` (the clock at which they '
       'were read); got neither.'
     )
-  # Bounded dtypes, so that x64 mode does not change those of any state.
+  # Fixed dtypes, so that jax's x64 mode does not change the dtypes of states.
   is_whole = jnp.issubdtype(tau.dtype, jnp.integer)
   return jnp.maximum(tau, 0).astype(jnp.int32 if is_whole else jnp.float32)
 
@@ -53,29 +52,29 @@ def resolve_staleness(
 def update_mean(
   mean: jax.Array, value: jax.typing.ArrayLike, count: jax.Array
 ) -> jax.Array:
-  """The mean of `count` + 1 values, from that of the first `count`."""
+  """Mean of `count` + 1 values, from the mean of the first `count`."""
   value = jnp.asarray(value, mean.dtype)
   return mean + (value - mean) / (count.astype(mean.dtype) + 1)
 
 
 def zero_clock() -> jax.Array:
-  """A clock before the first update."""
+  """Clock before the first update."""
   return jnp.zeros((), jnp.int32)
 
 
 def tick(clock: jax.Array) -> jax.Array:
-  """The clock after one more update; stays at its largest value."""
+  """Clock after one more update; it stays at its largest value."""
   return jnp.asarray(optax.safe_increment(clock))
 
 
 def _check_scalar(name: str, value: jax.typing.ArrayLike) -> None:
-  """Refuses arrays, and numbers below 0 where they are at hand."""
+  """Raises a ValueError for arrays, and for concrete numbers out of range."""
   if jnp.ndim(value) != 0:
     raise ValueError(
       f'{name} must be a scalar, got shape {jnp.shape(value)}: one gradient '
       'has one staleness (use jax.vmap for many).'
     )
-  # A jax.Array may still be computing; looking at it would wait for it.
+  # A jax.Array may not be computed yet; reading its value would wait for it.
   if not isinstance(value, jax.Array):
     _checks.check_at_least(name, value, 0)
     _checks.check_at_most(name, value, jnp.iinfo(jnp.int32).max)

@@ -1,4 +1,4 @@
-"""Trees of weights: masked leaves, scaling, and the dtypes of sums."""
+"""Functions of trees of weights: masked leaves, scaling, dtypes, checks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import optax
 
 
 def is_masked(node: Any) -> bool:
-  """Whether `optax.masked` has put this node in place of hidden leaves."""
+  """Whether `optax.masked` put this node in place of hidden leaves."""
   return isinstance(node, optax.MaskedNode)
 
 
@@ -19,9 +19,9 @@ def map_unmasked(
   """Maps over the leaves of `tree` that are not masked.
 
   Inside `optax.masked` and `optax.partition` the updates have a `MaskedNode`
-  where leaves are hidden, while a tree that comes as an extra argument (such as
-  `stale_params`) is still whole. `jax.tree.map` refuses that pair; this one
-  skips it.
+  in place of hidden leaves, while a tree in an extra argument (such as
+  `stale_params`) still has all leaves. `jax.tree.map` refuses such a pair; this
+  function skips it.
   """
   return jax.tree.map(
     lambda node, *others: node if is_masked(node) else function(node, *others),
@@ -36,8 +36,8 @@ def scale_tree(
 ) -> optax.Updates:
   """Multiplies each leaf by `factor`, in the leaf's own dtype.
 
-  A factor of 0 drops the leaf even if it is not finite: NaN * 0 is NaN, and a
-  gradient that nobody wants must not end the run.
+  A factor of 0 gives zeros even where the leaf is not finite. NaN * 0 would be
+  NaN, and a dropped gradient must not destroy the weights.
   """
   if isinstance(factor, (str, type(None))) or jnp.iscomplexobj(factor):
     raise ValueError(f'A policy must give a real number, got {factor!r}.')
@@ -55,7 +55,7 @@ def scale_tree(
 
 
 def zeros_for_sums(tree: optax.Params) -> optax.Params:
-  """Zeros to sum such leaves in: float32, or the leaf's dtype if wider."""
+  """Zeros to start a sum of such leaves: float32, or the dtype if wider."""
   return jax.tree.map(
     lambda leaf: jnp.zeros_like(
       leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32)
@@ -65,14 +65,14 @@ def zeros_for_sums(tree: optax.Params) -> optax.Params:
 
 
 def cast_like(tree: Any, like: Any) -> Any:
-  """Gives each leaf of `tree` the dtype of its fellow in `like`.
+  """Casts each leaf of `tree` to the dtype of the same leaf in `like`.
 
-  A state may hold what has no dtype to speak of (Python numbers) or one that
-  cannot be cast (random keys); such leaves are left as they are.
+  Leaves without a dtype (Python numbers) and leaves that have the right dtype
+  already (random keys, which cannot be cast) stay unchanged.
   """
 
-  def cast(leaf: Any, fellow: Any) -> Any:
-    dtype = getattr(fellow, 'dtype', None)
+  def cast(leaf: Any, like_leaf: Any) -> Any:
+    dtype = getattr(like_leaf, 'dtype', None)
     if dtype is None or getattr(leaf, 'dtype', None) == dtype:
       return leaf
     return jnp.astype(leaf, dtype)
@@ -85,7 +85,7 @@ def step_or_wait(
   step: Callable[[Any], tuple[optax.Updates, Any]],
   state: Any,
 ) -> tuple[optax.Updates, Any]:
-  """`step(state)` if it is due; otherwise zero updates and the same state."""
+  """Runs `step(state)` if it is due; else zero updates and the same state."""
 
   def wait(state: Any) -> tuple[optax.Updates, Any]:
     like_updates, _ = jax.eval_shape(step, state)
@@ -104,7 +104,7 @@ def require_real(name: str, params: optax.Params) -> None:
 
 
 def require_params(name: str, params: optax.Params | None) -> optax.Params:
-  """The current weights, or a ValueError that says who needs them."""
+  """Returns the current weights; raises a ValueError that names the caller."""
   if params is None:
     raise ValueError(
       f'{name} needs the current weights: call update(updates, state, params).'
@@ -115,7 +115,7 @@ def require_params(name: str, params: optax.Params | None) -> optax.Params:
 def require_stale_params(
   name: str, stale_params: optax.Params | None
 ) -> optax.Params:
-  """The weights a gradient was computed on, or an error that says how."""
+  """Returns the weights of the gradient; a ValueError says how to give them."""
   if stale_params is None:
     raise ValueError(
       f'{name} needs the keyword `stale_params`, the weights that the gradient '
@@ -128,7 +128,7 @@ def require_stale_params(
 def update_mean_square(
   mean_square: Any, updates: optax.Updates, decay: jax.typing.ArrayLike
 ) -> Any:
-  """The running mean of the squared updates, in its own dtypes."""
+  """Updates the running mean of squared updates, in the mean's dtypes."""
 
   def mix(v: jax.Array, u: Any) -> jax.Array:
     u = jnp.astype(u, v.dtype)

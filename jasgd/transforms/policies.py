@@ -1,9 +1,9 @@
-r"""Policies: how much a gradient of staleness tau still counts.
+r"""Policies: the factor of a gradient of staleness tau.
 
-A policy is a function `(tau, count) -> factor`. It is pure, works on traced
-arrays, and gives 1 for a fresh gradient (`fixed_fraction` and, once there were
-updates, `adadelay` apart). `count` is the number of updates made so far. Each
-function below builds one; get them with `from jasgd import policies`:
+A policy is a function `(tau, count) -> factor`, where `count` is the number of
+updates made. It is pure and works on traced arrays. The factor of a fresh
+gradient is 1, except for `fixed_fraction` and, after the first update, for
+`adadelay`. Each function below builds a policy (`from jasgd import policies`):
 
 =====================  ==========================================  ===========
 name                   factor                                      from
@@ -20,8 +20,8 @@ name                   factor                                      from
 `fixed_fraction`       1 / n                                       a control
 =====================  ==========================================  ===========
 
-Where a transformation takes a policy, give a name (`'inverse'`), a name with
-arguments (`('polynomial', 0.5)`), what a function here returns
+A transformation that takes a policy accepts a name (`'inverse'`), a name with
+arguments (`('polynomial', 0.5)`), the result of a function below
 (`policies.polynomial(0.5)`), or any function `(tau, count) -> factor`.
 """
 
@@ -57,7 +57,7 @@ PolicyLike = str | tuple[Any, ...] | Policy
 
 
 def constant() -> Policy:
-  """Every gradient counts fully: Downpour SGD.
+  """Factor 1 for every gradient: Downpour SGD.
 
   Examples:
     >>> from jasgd import policies
@@ -76,7 +76,7 @@ def inverse() -> Policy:
 
   .. math:: \alpha(\tau) = 1 / \max(\tau, 1)
 
-  A staleness of 0 and one of 1 both get the full rate.
+  A staleness of 0 and a staleness of 1 both have factor 1.
 
   Examples:
     >>> from jasgd import policies
@@ -113,7 +113,7 @@ def polynomial(exponent: ArrayLike = 0.5) -> Policy:
   .. math:: \alpha(\tau) = (1 + \tau)^{-a}
 
   Args:
-    exponent: a, at least 0.
+    exponent: Exponent a, at least 0.
 
   Examples:
     >>> from jasgd import policies
@@ -133,11 +133,11 @@ def exponential(decay: ArrayLike = 0.2) -> Policy:
 
   .. math:: \alpha(\tau) = e^{-a \tau}
 
-  At a staleness in the hundreds nothing is left of a gradient; that is why
+  For a staleness in the hundreds the factor is practically 0, which is why
   Zhang et al. chose `inverse`.
 
   Args:
-    decay: a, at least 0.
+    decay: Decay a, at least 0.
 
   Examples:
     >>> from jasgd import policies
@@ -156,13 +156,13 @@ def exponential(decay: ArrayLike = 0.2) -> Policy:
 
 
 def hinge(a: ArrayLike = 10.0, b: ArrayLike = 4.0) -> Policy:
-  r"""Full rate up to a staleness of b, then hyperbolic: FedAsync.
+  r"""Factor 1 up to a staleness of b, then hyperbolic: FedAsync.
 
   .. math:: \alpha(\tau) = 1 / (1 + a \max(\tau - b, 0))
 
   Args:
-    a: How fast the factor falls, at least 0.
-    b: The largest staleness that still counts fully, at least 0.
+    a: Slope of the denominator, at least 0.
+    b: Largest staleness with factor 1, at least 0.
 
   Examples:
     >>> from jasgd import policies
@@ -184,14 +184,14 @@ def adadelay(scale: ArrayLike = 1.0) -> Policy:
   r"""Falls with the number of updates and with the staleness: AdaDelay.
 
   The paper's step size is :math:`1 / (L + c \sqrt{t + \tau})`. With a learning
-  rate of 1/L that leaves the factor
+  rate of 1/L the factor is
 
   .. math:: \alpha(t, \tau) = 1 / (1 + s \sqrt{t + \tau}), \quad s = c / L
 
-  It is the one policy that uses the count, so it needs no other rate schedule.
+  It is the only policy that uses the count, and replaces a rate schedule.
 
   Args:
-    scale: s, at least 0.
+    scale: Scale s, at least 0.
 
   Examples:
     >>> from jasgd import policies
@@ -209,15 +209,15 @@ def adadelay(scale: ArrayLike = 1.0) -> Policy:
 
 
 def tail(threshold: ArrayLike) -> Policy:
-  r"""Full rate up to a threshold, damped only beyond it.
+  r"""Factor 1 up to a threshold, damped above it.
 
   .. math:: \alpha(\tau) = \min(1, \theta / \tau)
 
   Koloskova et al. and Mishchenko et al. show that with the number of learners
-  as threshold, the delays of the slowest do not enter the bound.
+  as threshold, the delays of the slowest learners do not enter the bound.
 
   Args:
-    threshold: theta, above 0.
+    threshold: Threshold theta, above 0.
 
   Examples:
     >>> from jasgd import policies
@@ -236,16 +236,16 @@ def tail(threshold: ArrayLike) -> Policy:
 
 
 def drop_above(threshold: ArrayLike) -> Policy:
-  r"""Full rate up to a threshold, nothing beyond it.
+  r"""Factor 1 up to a threshold, 0 above it.
 
   .. math:: \alpha(\tau) = 1 \text{ if } \tau \le \theta \text{ else } 0
 
-  The update is still made, with a zero in place of this gradient: the clock
-  advances, and momentum goes on. A protocol that ignores a gradient that is too
-  stale (Ringmaster ASGD) does not even step; that is another thing.
+  The update is still made, with zeros in place of the gradient: the clock
+  advances, and momentum still moves the weights. This differs from a protocol
+  that drops stale gradients (Ringmaster ASGD), which makes no update.
 
   Args:
-    threshold: theta, at least 0.
+    threshold: Threshold theta, at least 0.
 
   Examples:
     >>> from jasgd import policies
@@ -263,14 +263,14 @@ def drop_above(threshold: ArrayLike) -> Policy:
 
 
 def fixed_fraction(n: ArrayLike) -> Policy:
-  """Divides by n whatever the staleness: the control for `inverse`.
+  """Factor 1/n for any staleness: the control experiment for `inverse`.
 
-  With n learners of equal speed the mean staleness is about n, so dividing by
-  it also divides the rate by about n. Only what beats this constant is due to
-  looking at each gradient's staleness.
+  With n learners of equal speed the mean staleness is about n, so `inverse`
+  divides the learning rate by about n. A gain of `inverse` over this constant
+  comes from the differences in staleness between gradients.
 
   Args:
-    n: The divisor, above 0.
+    n: Divisor, above 0.
 
   Examples:
     >>> from jasgd import policies
@@ -305,13 +305,13 @@ NAMES: tuple[str, ...] = tuple(_FACTORIES)
 
 
 def make_policy(policy: PolicyLike, *args: Any, **kwargs: Any) -> Policy:
-  """Builds a policy from a name and its arguments, or takes any callable.
+  """Builds a policy from a name and arguments, or checks a callable.
 
   Args:
-    policy: A name, a tuple `(name, *arguments)`, or a function
+    policy: Name, tuple `(name, *arguments)`, or function
       `(tau, count) -> factor`.
     *args: Arguments of the named policy.
-    **kwargs: The same, by keyword.
+    **kwargs: Keyword arguments of the named policy.
 
   Returns:
     A function `(tau, count) -> factor`.
@@ -349,7 +349,7 @@ def make_policy(policy: PolicyLike, *args: Any, **kwargs: Any) -> Policy:
 
 
 def _check_callable(policy: Policy, args: tuple, kwargs: dict) -> Policy:
-  """Refuses callables that cannot be a policy, while the caller looks on."""
+  """Raises a ValueError for a callable that cannot be a policy."""
   if policy in _FACTORIES.values():
     name = getattr(policy, '__name__', '')
     raise ValueError(
@@ -363,7 +363,7 @@ def _check_callable(policy: Policy, args: tuple, kwargs: dict) -> Policy:
   try:
     signature = inspect.signature(policy)
   except (TypeError, ValueError):
-    return policy  # Some builtins do not tell.
+    return policy  # Some builtins have no signature.
   try:
     signature.bind(0, 0)
   except TypeError as error:
@@ -375,5 +375,5 @@ def _check_callable(policy: Policy, args: tuple, kwargs: dict) -> Policy:
 
 
 def _real(value: ArrayLike) -> jax.Array:
-  """As floating point: float32, or float64 where jax has it switched on."""
+  """Converts to float32, or to float64 in jax's x64 mode."""
   return jnp.asarray(value, float)

@@ -37,7 +37,7 @@ TIMES = {
 def test_every_protocol_has_a_name():
   public = set(protocols.__all__) - {
     *('Decision', 'Fate', 'Protocol'),
-    *('check_count', 'check_number', 'parse_protocol', 'ramp_up'),
+    *('check_count', 'check_number', 'from_config', 'ramp_up'),
   }
   assert set(PROTOCOLS) == public
 

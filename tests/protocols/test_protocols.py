@@ -261,11 +261,11 @@ def test_ramp_up_lets_learners_in_one_by_one():
     (lambda: protocols.downpour(2, 0), 'n_fetch must be .* at least 1, got 0'),
     (lambda: protocols.softsync(9).init(5), 'n must be at most num_learners=5'),
     (lambda: protocols.backup(5).init(5), 'below num_learners=5, got 5'),
-    (lambda: protocols.constant_delay(3).init(5), 'is made by 4 learners'),
+    (lambda: protocols.constant_delay(3).init(5), 'needs exactly 4 learners'),
     (lambda: protocols.hardsync().init(0), 'num_learners must be at least 1'),
     (
       lambda: protocols.asynchronous().on_push(3, 0, 0),
-      'Learner 3 pushed step 0 and is not there',
+      'Learner 3 pushed step 0 without having joined',
     ),
     (
       lambda: protocols.ramp_up(protocols.asynchronous, 3),
@@ -275,7 +275,7 @@ def test_ramp_up_lets_learners_in_one_by_one():
       lambda: protocols.ramp_up(
         protocols.ramp_up(protocols.hardsync(), 3), num_updates=4
       ),
-      r'none itself.* got ramp_up\(protocol=hardsync\(\), num_updates=3\)',
+      r'than a ramp_up.* got ramp_up\(protocol=hardsync\(\), num_upd',
     ),
   ],
 )

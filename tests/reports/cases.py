@@ -145,10 +145,10 @@ class Page(parser.HTMLParser):
       self.paragraphs[-1] += data
 
 
-def simulate_real(name='softsync(n=2)', is_over=True, has_faults=True):
+def simulate_real(protocol=None, is_over=True, has_faults=True):
   """A trace as a real server writes it: joins, faults, a restart, the end."""
   trace = jasgd.simulate(
-    protocols.parse_protocol(name),
+    protocols.softsync(2) if protocol is None else protocol,
     num_learners=4,
     num_gradients=200,
     compute=simulation.gamma(1.0, 20.0),
@@ -164,7 +164,6 @@ def simulate_real(name='softsync(n=2)', is_over=True, has_faults=True):
   ]
   header = {
     **trace.header,
-    'protocol': name,
     'num_present': 0,
     'in_flight': [],
   }

@@ -14,17 +14,19 @@ from jasgd.reports import _pictures
 from jasgd.reports import _runs
 from jasgd.reports import _words
 from tests import marks
+from tests.protocols import cases as protocol_cases
 from tests.reports import cases
 
-PROTOCOLS = (
-  'asynchronous()',
-  'backup(num_backups=1)',
-  'downpour(n_push=2, n_fetch=4)',
-  'hardsync()',
-  'ramp_up(protocol=softsync(n=2), num_updates=20)',
-  'softsync(n=2)',
-  'ssp(s=1)',
-)
+PROTOCOLS = {
+  'asynchronous': protocols.asynchronous(),
+  'backup': protocols.backup(1),
+  'downpour': protocols.downpour(2, 4),
+  'hardsync': protocols.hardsync(),
+  'ramp_up': protocols.ramp_up(protocols.softsync(2), 20),
+  'softsync': protocols.softsync(2),
+  'ssp': protocols.ssp(1),
+  'own': protocol_cases.Every(2),
+}
 
 
 def _write(root, trace, result=None):
@@ -35,10 +37,10 @@ def _write(root, trace, result=None):
 
 
 @pytest.mark.parametrize(
-  'name', marks.slow_but(PROTOCOLS, 'asynchronous()', 'softsync(n=2)')
+  'name', marks.slow_but(PROTOCOLS, 'asynchronous', 'softsync', 'own')
 )
 def test_measured_and_predicted_side_by_side(name, tmp_path):
-  trace = cases.simulate_real(name)
+  trace = cases.simulate_real(PROTOCOLS[name])
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
   prediction = _runs.read_run(tmp_path).prediction
   table = page.tables['Measured and predicted']
@@ -94,13 +96,13 @@ def test_a_simulated_run_is_not_predicted(tmp_path):
 
 def test_why_there_is_no_prediction(tmp_path):
   trace = cases.simulate_real()
-  header = {**trace.header, 'protocol': 'median()'}
+  header = {**trace.header, 'strategy': {'name': 'median'}}
   run = _write(tmp_path, traces.Trace(trace.records, header))
   page = cases.Page(reports.write_report(run))
   (words,) = [text for text in page.paragraphs if 'no prediction' in text]
   assert "Unknown protocol 'median'" in words
   assert 'Measured and predicted' not in page.tables
-  assert 'Median().' in page.paragraphs[0]
+  assert 'Softsync(2): the server updates' in page.paragraphs[0]
 
 
 def test_a_real_beside_a_simulated_run(tmp_path):
@@ -120,7 +122,7 @@ def test_a_real_beside_a_simulated_run(tmp_path):
 
 
 def test_faults_are_counted_and_told(tmp_path):
-  trace = cases.simulate_real('asynchronous()')
+  trace = cases.simulate_real(protocols.asynchronous())
   result = {'end_reason': 'All 200 updates were made.', 'is_diverged': False}
   page = cases.Page(reports.write_report(_write(tmp_path, trace, result)))
   fates = page.column('Fates of gradients')
@@ -148,7 +150,7 @@ def test_faults_are_counted_and_told(tmp_path):
 
 
 def test_a_calm_run_tells_of_no_faults(tmp_path):
-  trace = cases.simulate_real('asynchronous()', has_faults=False)
+  trace = cases.simulate_real(protocols.asynchronous(), has_faults=False)
   run = _runs.read_run(_write(tmp_path, trace))
   words = _words.tell_run(run)
   for word in ('lost', 'restarted', 'again', 'not finished'):
@@ -161,7 +163,9 @@ def test_a_calm_run_tells_of_no_faults(tmp_path):
 
 def test_an_interrupted_run_says_so(tmp_path):
   """Its learners were told to go; that is no loss."""
-  trace = cases.simulate_real('asynchronous()', is_over=False, has_faults=False)
+  trace = cases.simulate_real(
+    protocols.asynchronous(), is_over=False, has_faults=False
+  )
   leaves = traces.make_records(
     kind=traces.Kind.LEAVE, learner=range(4), arrive_time=1e3
   )
@@ -194,7 +198,7 @@ def test_a_lost_learner_is_one_before_the_end_of_its_incarnation():
 
 
 def test_members_are_drawn_with_what_happened():
-  trace = cases.simulate_real('asynchronous()')
+  trace = cases.simulate_real(protocols.asynchronous())
   axes = _member_pictures.draw_members(trace).axes[0]
   labels = {
     artist.get_label(): artist for artist in (*axes.lines, *axes.collections)
@@ -221,7 +225,7 @@ def test_members_are_drawn_with_what_happened():
 
 
 def test_the_timeline_marks_who_comes_and_goes():
-  trace = cases.simulate_real('asynchronous()')
+  trace = cases.simulate_real(protocols.asynchronous())
   axes = _pictures.draw_timeline(trace, 16, 60.0).axes[0]
   labels = {line.get_label() for line in axes.lines}
   assert labels == {'came', 'left or lost'}
@@ -277,7 +281,7 @@ def test_the_first_bad_loss_is_that_of_the_smallest_clock(tmp_path):
 
 def test_a_result_that_says_diverged_is_believed(tmp_path):
   """Gradients that are not finite never come into a real run's loss."""
-  trace = cases.simulate_real('asynchronous()')
+  trace = cases.simulate_real(protocols.asynchronous())
   result = {'is_diverged': True, 'clock': 77, 'end_reason': 'It diverged.'}
   page = cases.Page(reports.write_report(_write(tmp_path, trace, result)))
   assert page.column('Results')['end'] == 'diverged by clock 77'

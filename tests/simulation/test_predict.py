@@ -8,6 +8,7 @@ import pytest
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
+from tests.protocols import cases as protocol_cases
 from tests.simulation import cases
 
 NUM_LEARNERS = 4
@@ -15,8 +16,8 @@ SPEEDS = (1.0, 1.0, 1.0, 1 / 3)
 
 
 def _simulate(protocol, num_gradients=2000, **arguments):
-  """A run whose header is that of a real one: it names its protocol."""
-  trace = simulation.simulate(
+  """A run of learners with different speeds."""
+  return simulation.simulate(
     protocol,
     num_learners=NUM_LEARNERS,
     num_gradients=num_gradients,
@@ -25,8 +26,6 @@ def _simulate(protocol, num_gradients=2000, **arguments):
       **arguments,
     },
   )
-  header = {**trace.header, 'protocol': repr(protocol)}
-  return dataclasses.replace(trace, header=header)
 
 
 def _edit(trace, change, **header):
@@ -62,7 +61,8 @@ def test_a_run_is_predicted_from_its_times(protocol_name, overlap):
 def test_a_wrong_protocol_or_overlap_is_seen():
   """The comparison can fail: it is not all in the times."""
   trace = _simulate(protocols.asynchronous())
-  for header in ({'protocol': 'softsync(n=2)'}, {'overlap': True}):
+  strategy = protocols.softsync(2).to_config()
+  for header in ({'strategy': strategy}, {'overlap': True}):
     other = dataclasses.replace(trace, header={**trace.header, **header})
     comparison = simulation.compare(trace, simulation.predict(other))
     assert comparison.total_variation > 0.3
@@ -188,9 +188,17 @@ def test_a_learner_without_gradients_is_not_there():
   assert np.isnan(comparison.predicted_staleness[NUM_LEARNERS])
 
 
+def test_a_protocol_of_the_user_is_predicted():
+  trace = _simulate(protocol_cases.Every(3), 600)
+  comparison = simulation.compare(trace, simulation.predict(trace))
+  assert comparison.total_variation < 0.1
+  assert simulation.predict(trace).num_updates == 200
+
+
 def test_a_constant_delay_is_one_only_of_equal_times():
   trace = _simulate(protocols.asynchronous(), 400)
-  header = {**trace.header, 'protocol': 'constant_delay(delay=3)'}
+  strategy = protocols.constant_delay(3).to_config()
+  header = {**trace.header, 'strategy': strategy}
   delayed = simulation.predict(dataclasses.replace(trace, header=header))
   assert delayed == simulation.predict(trace)
 
@@ -198,9 +206,10 @@ def test_a_constant_delay_is_one_only_of_equal_times():
 @pytest.mark.parametrize(
   ('header', 'message'),
   [
-    ({'protocol': 'softsync(2): the server'}, 'A protocol is written like'),
-    ({'protocol': None}, 'parsed from a text, got None'),
-    ({}, 'A protocol is written like'),
+    ({'strategy': 'softsync(2): the server'}, 'config is a dict .* got .soft'),
+    ({'strategy': None}, 'config is a dict .* got None'),
+    ({}, 'config is a dict'),
+    ({'strategy': {'name': 'median'}}, "Unknown protocol 'median'"),
   ],
 )
 def test_a_header_without_a_protocol_is_refused(header, message):

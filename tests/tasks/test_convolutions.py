@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jasgd.tasks import _a1_net
 from jasgd.tasks import _convolutions
-from jasgd.tasks import _layers
-from jasgd.tasks import _lenet
+from jasgd.tasks import _models
 from tests import trees
 from tests.tasks import cases
 
@@ -170,7 +168,7 @@ def test_pooling_refuses_what_does_not_divide(images, kernel):
 @pytest.mark.parametrize(('stride', 'use_bias'), [(1, True), (2, False)])
 def test_layer_has_the_weights_of_linen(stride, use_bias):
   images = draw((2, 8, 8, 3), np.float32)
-  ours = _layers.Conv(4, 3, 1, stride, use_bias)
+  ours = _models.Conv(4, 3, 1, stride, use_bias)
   plain = linen.Conv(4, (3, 3), stride, padding=1, use_bias=use_bias)
   params = jax.jit(plain.init)(jax.random.key(3), images)
   trees.assert_same_bits(jax.jit(ours.init)(jax.random.key(3), images), params)
@@ -205,12 +203,12 @@ class PlainNet(linen.Module):
   ('ours', 'plain', 'shape'),
   [
     (
-      _lenet.LeNet(),
+      _models.LeNet(),
       PlainNet((6, 16), 5, (2, 0), (120, 84)),
       (4, 28, 28, 1),
     ),
     (
-      _a1_net.A1Net(features=(4, 20, 8)),
+      _models.A1Net(features=(4, 20, 8)),
       PlainNet((4, 20, 8), 5, (2, 2, 2), ()),
       (2, 16, 16, 3),
     ),

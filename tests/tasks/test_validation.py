@@ -7,7 +7,7 @@ import pytest
 
 from jasgd import tasks
 from jasgd.tasks import _digits
-from jasgd.tasks import _validation
+from jasgd.tasks import _functions
 
 
 def _make_task(validation, num_samples=10):
@@ -65,7 +65,7 @@ def test_the_digits_can_be_held_out_of_by_name():
   # All digits are there.
   assert set(np.asarray(task.test_data['label']).tolist()) == set(range(10))
   train, _ = _digits.load_digits()
-  kept, held = _validation.hold_out(train, 0.1)
+  kept, held = _functions.hold_out(train, 0.1)
   np.testing.assert_array_equal(task.test_data['image'], held['image'])
   assert len(kept['label']) + len(held['label']) == _digits.NUM_TRAIN
 
