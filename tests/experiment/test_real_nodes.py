@@ -19,6 +19,7 @@ from jasgd import simulation
 from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
+from tests import marks
 from tests.runtime import certificates
 
 NUM_NODES = 4
@@ -32,6 +33,10 @@ STRATEGIES = {
   'elastic': {'name': 'elastic', 'rate': 0.2},
   'easgd': {'name': 'elastic', 'rate': 0.2, 'order': 'easgd', 'period': 2},
 }
+
+
+# These are tested with a node that is killed, and replayed then.
+KILLED = ('pull', 'pull by a ring', 'push', 'elastic', 'push_sum')
 
 
 def make_config(strategy, num_steps=60, **parts):
@@ -113,7 +118,9 @@ def has_saved(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize(
+  'strategy', [name for name in STRATEGIES if name not in KILLED]
+)
 def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   config = make_config(strategy)
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
@@ -130,28 +137,31 @@ def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   assert trace.header['is_recorded']
   assert len(trace.mixes) > 20
   assert traces.summarize_nodes(trace).num_deaths == 0
-  if config.strategy.name == 'push_sum':
-    assert result['gossip/mass_lost'] == pytest.approx(0, abs=1e-9)
-    last = [trace.of_node(node)[-1]['mass'] for node in range(NUM_NODES)]
-    assert sum(last) == pytest.approx(NUM_NODES)
   assert np.isfinite(workdirs.load_params(tmp_path)).all()
   assert not processes.find()
 
 
 @pytest.mark.parametrize(
-  ('name', 'parts'),
+  ('is_secure', 'parts'),
   [
-    ('bfloat16', {'runtime': {'wire_dtype': 'bfloat16', 'wire': 'flight'}}),
-    ('adam', {'optimizer': {'name': 'adam', 'momentum': 0.0, 'rate': 0.01}}),
-    ('schedule', {'schedule': {'name': 'cosine'}}),
-    ('tls', {'runtime': {'wire': 'flight'}}),
+    (
+      False,
+      {
+        'runtime': {'wire_dtype': 'bfloat16', 'wire': 'flight'},
+        'optimizer': {'name': 'adam', 'momentum': 0.0, 'rate': 0.01},
+      },
+    ),
+    (True, {'runtime': {'wire': 'flight'}, 'schedule': {'name': 'cosine'}}),
   ],
+  ids=['bfloat16, adam', 'tls, schedule'],
 )
 @pytest.mark.slow
-def test_variants_replay_to_the_same_bits(name, parts, processes, tmp_path):
+def test_variants_replay_to_the_same_bits(
+  is_secure, parts, processes, tmp_path
+):
   del processes
   config = make_config('pull', **parts)
-  if name == 'tls':
+  if is_secure:
     tls = certificates.make_authority(tmp_path, 'ours')
     for field in ('certificate', 'key', 'authority'):
       setattr(config.server, field, str(getattr(tls, field)))
@@ -226,16 +236,7 @@ def _measure_strangers(config, num_steps):
   return alone.evaluations['consensus'][-1]
 
 
-@pytest.mark.parametrize(
-  'strategy',
-  [
-    'pull',
-    *(
-      pytest.param(name, marks=pytest.mark.slow)
-      for name in ('push', 'push_sum', 'pull by a ring', 'elastic')
-    ),
-  ],
-)
+@pytest.mark.parametrize('strategy', marks.slow_but(KILLED, 'pull'))
 def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
   num_steps = 400  # More than it can make between a look and its death.
   config = make_config(strategy, num_steps=num_steps)
@@ -267,34 +268,27 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
     assert lost == pytest.approx(find_lost_mass(trace, victim), abs=1e-6)
 
 
-def measure_longest(records, since):
-  """The longest time between two records that follow each other."""
-  times = records['end_time']
-  return np.diff(times[times >= since]).max()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'push', 'push_sum', 'elastic'])
+@pytest.mark.parametrize('strategy', ['pull', 'push_sum', 'elastic'])
 def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
-  """But for an answer, once: as long as `deadlines.step` says."""
-  num_steps, others = 600, [0, 1, 3]
-  config = make_config(strategy, num_steps, deadlines={'silence': 3.0})
+  """But for an answer, once: as long as `deadlines.step` says.
+
+  If they waited for each answer, they would not end while the test looks.
+  """
+  num_steps, others = 300, [0, 1, 3]
+  config = make_config(
+    strategy, num_steps, deadlines={'step': 2.0, 'silence': 3.0}
+  )
   with start_run(config, tmp_path) as wait:
     live.wait_until(lambda: count_steps(tmp_path).min() > 20)
     (pid,) = processes.find_children('node-2')
     os.kill(pid, signal.SIGSTOP)
     live.wait_until(lambda: (count_steps(tmp_path)[others] == num_steps).all())
+    assert count_steps(tmp_path)[2] < num_steps
     os.kill(pid, signal.SIGCONT)
     result = wait()
   assert result['clock'] == num_steps * NUM_NODES or result['lost_nodes'] == [2]
   check_replay(tmp_path)
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
-  since = trace.of_node(2)['end_time'][20]  # All have compiled.
-  stopped = measure_longest(trace.of_node(2), since)
-  assert stopped > 0.01 * (num_steps // 2)
-  for node in others:
-    steps = trace.steps[trace.steps['node'] == node]
-    assert measure_longest(steps, since) < stopped / 2
 
 
 @pytest.mark.slow
@@ -310,14 +304,15 @@ def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
   check_replay(tmp_path, range(3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+  'number', marks.slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL)
+)
 def test_a_lost_centre_is_started_again(number, processes, tmp_path):
   """One that was killed, and one that says nothing."""
-  num_steps = 400
+  num_steps = 200
   config = make_config('elastic', num_steps, deadlines={'silence': 2.0})
   with start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: count_steps(tmp_path).min() > 40)
+    live.wait_until(lambda: count_steps(tmp_path).min() > 10)
     (pid,) = processes.find_children('centre')
     os.kill(pid, number)
     result = wait()
@@ -348,8 +343,7 @@ def check_forces(trace):
 @pytest.mark.parametrize(
   ('strategy', 'number'),
   [
-    ('push_sum', signal.SIGINT),
-    ('elastic', signal.SIGINT),
+    ('elastic', signal.SIGINT),  # For push-sum: `test_real_push_sum`.
     ('pull', signal.SIGKILL),
     ('elastic', signal.SIGKILL),
   ],
@@ -395,14 +389,16 @@ def test_a_run_goes_on_after_it_was_stopped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'elastic', 'allreduce'])
-@pytest.mark.parametrize('is_saved', [False, True])
+@pytest.mark.parametrize(
+  ('strategy', 'is_saved'),
+  [('pull', True), ('elastic', False), ('allreduce', False)],
+)
 def test_a_run_that_ended_without_a_result_gets_one(
   strategy, is_saved, processes, tmp_path
 ):
   """All steps were made when the launcher was killed, before or after it saved
   the mean."""
-  config = make_config('elastic' if strategy == 'elastic' else 'pull')
+  config = make_config('elastic' if strategy == 'elastic' else 'pull', 20)
   config.strategy.name = strategy
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
   params = workdirs.load_params(tmp_path)
@@ -410,7 +406,7 @@ def test_a_run_that_ended_without_a_result_gets_one(
   if not is_saved:
     shutil.rmtree(tmp_path / 'checkpoints')
   again = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert again['clock'] == result['clock'] == 60 * NUM_NODES
+  assert again['clock'] == result['clock'] == 20 * NUM_NODES
   assert again['test/loss'] == result['test/loss']
   np.testing.assert_array_equal(workdirs.load_params(tmp_path), params)
   assert not processes.find()
@@ -418,9 +414,8 @@ def test_a_run_that_ended_without_a_result_gets_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'elastic'])
-def test_a_run_that_diverges_replays_too(strategy, processes, tmp_path):
-  config = make_config(strategy, 10_000, optimizer={'rate': 1e18})
+def test_a_run_that_diverges_replays_too(processes, tmp_path):
+  config = make_config('elastic', 10_000, optimizer={'rate': 1e18})
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
   assert result['is_diverged']
   assert not processes.find()
