@@ -12,6 +12,8 @@ from jasgd import experiment
 from jasgd import workdir
 from tests.tasks import cases
 
+pytestmark = pytest.mark.usefixtures('compile_once')
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 BOUND = 0.02  # By what a strategy may be worse, on the digits.
 BASE_RATE = 2.0

@@ -61,7 +61,7 @@ def test_all_reduce_replays(period, processes, tmp_path):
       *('node-2', signal.SIGSEGV, NEVER, 'was lost'), marks=pytest.mark.slow
     ),
     pytest.param(
-      *('node-3', signal.SIGSTOP, 5.0, 'has said nothing for 5 s'),
+      *('node-2', signal.SIGSTOP, 5.0, 'has said nothing for 5 s'),
       marks=pytest.mark.slow,
     ),
   ],

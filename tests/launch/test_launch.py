@@ -13,6 +13,8 @@ from jasgd import traces
 from launch.benchmarks import timing
 from tests import marks
 
+pytestmark = pytest.mark.usefixtures('compile_once')
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -32,7 +34,6 @@ def _run(*arguments, cwd=ROOT, timeout=300, **environment):
   [
     'import',
     pytest.param('delay', marks=pytest.mark.slow),
-    pytest.param('gossip', marks=pytest.mark.slow),
     pytest.param('simulator', marks=pytest.mark.slow),
   ],
 )
@@ -45,9 +46,6 @@ def test_benchmark(suite):
   if suite == 'delay':
     rows = [line for line in table if re.search(r' (step|scan) +\d', line)]
     assert len(rows) == 2 * 2 * 3
-  elif suite == 'gossip':
-    rows = [line for line in table if re.search(r'Goal: at most 1.25 x', line)]
-    assert len(rows) == 6  # One for each strategy.
   else:
     last = {'import': 'all of jasgd', 'simulator': 'asynchronous, shared link'}[
       suite

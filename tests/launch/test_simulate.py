@@ -17,6 +17,8 @@ from jasgd import traces
 from launch import simulate
 from launch.benchmarks import simulator
 
+pytestmark = pytest.mark.usefixtures('compile_once')
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = {'a server': 'simulate_jain', 'nodes': 'simulate_gossip'}
 
