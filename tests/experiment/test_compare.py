@@ -128,12 +128,13 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
 
 @pytest.mark.slow
 def test_all_strategies_are_within_the_bound_on_digits(tmp_path):
-  """The command of the config's note."""
+  """The command of the config's note, at one rate and with one seed."""
   done = subprocess.run(
     [
       *(sys.executable, '-m', 'launch.compare', f'--workdir={tmp_path}'),
       '--config=configs/gossip_digits.py:compare',
       *('--validation=0.2', '--bound=0.02', '--jobs=2'),
+      *('--rates=0.1', '--seeds=1'),
     ],
     cwd=ROOT,
     timeout=1800,

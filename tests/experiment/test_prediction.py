@@ -73,9 +73,7 @@ def test_a_real_run_is_as_predicted(name, n, per_update, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'n', 'per_update'), [('asynchronous', 1, 1), ('softsync', 2, 2)]
-)
+@pytest.mark.parametrize(('name', 'n', 'per_update'), [('softsync', 2, 2)])
 def test_with_overlap_the_own_push_is_one_more_update(
   name, n, per_update, tmp_path
 ):
