@@ -1,6 +1,5 @@
 """SIGKILL at every point, in server and learner: nothing is counted twice."""
 
-import itertools
 import os
 
 import pytest
@@ -17,12 +16,16 @@ RUNS = (
   ('hardsync', 'momentum', 'flight'),
   ('softsync', 'adam', 'flight'),
 )
-# Every point with every victim, each in one of the runs in turn: a point is
-# reached by the same code in all of them.
+# The server is killed at every point, and a learner while the server is at some
+# of them; each in one of the runs in turn: all reach a point by the same code.
+LEARNER_POINTS = ('received', 'updated', 'replied', 'checkpoint_begun')
 CASES = [
   faults.Fault(*RUNS[number % 3], point, COUNTS.get(point, 25), victim)
   for number, (point, victim) in enumerate(
-    itertools.product(runtime.CRASH_POINTS, faults.VICTIMS)
+    [
+      *((point, 'server') for point in runtime.CRASH_POINTS),
+      *((point, 'learner') for point in LEARNER_POINTS),
+    ]
   )
 ]
 # A checkpoint of which only part is there, and a learner that awaits an answer.
@@ -50,7 +53,7 @@ def test_a_fault_loses_nothing_and_counts_nothing_twice(
 
 
 def test_cases_cover_every_pair():
-  """Of a point, a victim, and a run."""
+  """Of a victim and a run."""
   assert {(case.point, case.victim) for case in CASES} >= QUICK
   for victim in faults.VICTIMS:
     runs = {case[:3] for case in CASES if case.victim == victim}
@@ -58,7 +61,10 @@ def test_cases_cover_every_pair():
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(tmp_path):
+def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(
+  processes, tmp_path
+):
+  del processes
   fault = faults.Fault(
     'softsync', 'momentum', 'memory', 'checkpoint_begun', 1, 'server'
   )

@@ -37,13 +37,13 @@ def check_replay(workdir):
 @pytest.mark.parametrize('period', [1, 4])
 def test_all_reduce_replays(period, processes, tmp_path):
   """However long: roundings would have grown."""
-  config = make_config(300, period=period, processes={'min_seconds': ()})
+  config = make_config(200, period=period, processes={'min_seconds': ()})
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 300 * NUM_NODES
+  assert result['clock'] == 200 * NUM_NODES
   assert result['test/accuracy'] > 0.8
   check_replay(tmp_path)
   trace = traces.NodeTrace.load(tmp_path / 'trace')
-  assert len(trace.mixes) == 300 // period * NUM_NODES
+  assert len(trace.mixes) == 200 // period * NUM_NODES
   assert np.all(trace.mixes['peer'] == traces.ALL)
   if period == 1:
     assert result['gossip/consensus_error'] == 0
@@ -57,9 +57,6 @@ def test_all_reduce_replays(period, processes, tmp_path):
       *('node-0', signal.SIGKILL, NEVER, 'was lost'), marks=pytest.mark.slow
     ),
     ('node-1', signal.SIGKILL, NEVER, 'was lost'),
-    pytest.param(
-      *('node-2', signal.SIGSEGV, NEVER, 'was lost'), marks=pytest.mark.slow
-    ),
     pytest.param(
       *('node-2', signal.SIGSTOP, 5.0, 'has said nothing for 5 s'),
       marks=pytest.mark.slow,

@@ -27,7 +27,6 @@ STRATEGIES = {
   'pull': {'name': 'pull'},
   'pull a little': {'name': 'pull', 'beta': 0.2, 'period': 3},
   'pull by a ring': {'name': 'pull', 'peers': 'ring'},
-  'push': {'name': 'push'},
   'push by a ring': {'name': 'push', 'peers': 'ring'},
   'push_sum': {'name': 'push_sum'},
   'elastic': {'name': 'elastic', 'rate': 0.2},
@@ -35,8 +34,8 @@ STRATEGIES = {
 }
 
 
-# These are tested with a node that is killed, and replayed then.
-KILLED = ('pull', 'pull by a ring', 'push', 'elastic', 'push_sum')
+# These are replayed after a node was killed.
+KILLED = ('pull', 'elastic', 'push_sum')
 
 
 def make_config(strategy, num_steps=60, **parts):
@@ -118,9 +117,7 @@ def has_saved(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'strategy', [name for name in STRATEGIES if name not in KILLED]
-)
+@pytest.mark.parametrize('strategy', ['push by a ring', 'easgd'])
 def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   config = make_config(strategy)
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
@@ -142,25 +139,30 @@ def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('is_secure', 'parts'),
+  ('strategy', 'is_secure', 'parts'),
   [
     (
+      'pull a little',
       False,
       {
         'runtime': {'wire_dtype': 'bfloat16', 'wire': 'flight'},
         'optimizer': {'name': 'adam', 'momentum': 0.0, 'rate': 0.01},
       },
     ),
-    (True, {'runtime': {'wire': 'flight'}, 'schedule': {'name': 'cosine'}}),
+    (
+      'pull by a ring',
+      True,
+      {'runtime': {'wire': 'flight'}, 'schedule': {'name': 'cosine'}},
+    ),
   ],
   ids=['bfloat16, adam', 'tls, schedule'],
 )
 @pytest.mark.slow
 def test_variants_replay_to_the_same_bits(
-  is_secure, parts, processes, tmp_path
+  strategy, is_secure, parts, processes, tmp_path
 ):
   del processes
-  config = make_config('pull', **parts)
+  config = make_config(strategy, **parts)
   if is_secure:
     tls = certificates.make_authority(tmp_path, 'ours')
     for field in ('certificate', 'key', 'authority'):
@@ -269,7 +271,7 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'push_sum', 'elastic'])
+@pytest.mark.parametrize('strategy', ['pull', 'push_sum'])
 def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
   """But for an answer, once: as long as `deadlines.step` says.
 
@@ -344,7 +346,6 @@ def check_forces(trace):
   ('strategy', 'number'),
   [
     ('elastic', signal.SIGINT),  # For push-sum: `test_real_push_sum`.
-    ('pull', signal.SIGKILL),
     ('elastic', signal.SIGKILL),
   ],
 )
@@ -391,7 +392,7 @@ def test_a_run_goes_on_after_it_was_stopped(
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('strategy', 'is_saved'),
-  [('pull', True), ('elastic', False), ('allreduce', False)],
+  [('elastic', False), ('allreduce', True)],
 )
 def test_a_run_that_ended_without_a_result_gets_one(
   strategy, is_saved, processes, tmp_path
