@@ -161,7 +161,7 @@ def test_a_run_that_was_stopped_goes_on(processes, tmp_path):
 @pytest.mark.slow
 def test_a_cluster_that_shares_a_folder(processes, tmp_path):
   """Numbers are shared out; one that died is replaced, and goes on."""
-  flags = (CLUSTER, '--config.num_epochs=15')  # They must not end too soon.
+  flags = (CLUSTER, '--config.num_epochs=30')  # They must not end too soon.
 
   def start(role):
     return _start(
@@ -204,7 +204,7 @@ def test_a_cluster_by_addresses(processes, tmp_path):
     '--role=node',
     '--listen=127.0.0.1',
     '--config.deadlines.start=4',
-    '--config.num_epochs=15',
+    '--config.num_epochs=30',
   )
   folders = [tmp_path / str(node) for node in range(NUM_NODES)]
   token = secrets.token_hex(32)
@@ -249,7 +249,7 @@ def test_a_cluster_by_addresses(processes, tmp_path):
     '--config=tests/launch/quick_nodes.py',
     CLUSTER,
     '--config.deadlines.start=4',
-    '--config.num_epochs=15',
+    '--config.num_epochs=30',
     '--role=watch',
     f'--workdir={tmp_path / "watch"}',
     f'--peers={_find_address(folders[1], 1)}',
