@@ -1,5 +1,7 @@
 """What tests share."""
 
+import os
+
 import hypothesis
 import pytest
 
@@ -19,16 +21,28 @@ def quick_compiler():
 
 @pytest.fixture(scope='session')
 def compiled(tmp_path_factory):
-  """A folder for what was compiled."""
-  return tmp_path_factory.mktemp('compiled')
+  """A folder for what was compiled, of all workers."""
+  folder = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    folder = folder.parent
+  folder = folder / 'compiled'
+  folder.mkdir(exist_ok=True)
+  return folder
 
 
 @pytest.fixture
-def processes(monkeypatch, compiled):
+def compile_once(monkeypatch, compiled):
+  """Processes that are started find what others have compiled."""
+  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', os.fspath(compiled))
+  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+
+
+@pytest.fixture
+def processes(monkeypatch, compile_once):
   """The processes of this test; none is left after it."""
   from tests import live  # Where it is needed: most tests have none.
 
-  found = live.Processes(monkeypatch, compiled)
+  found = live.Processes(monkeypatch)
   try:
     yield found
   finally:

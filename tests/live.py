@@ -36,13 +36,10 @@ _MARK = 'JASGD_TEST_RUN'
 class Processes:
   """The processes of one test: starts programs, and finds all of them."""
 
-  def __init__(self, monkeypatch, cache):
+  def __init__(self, monkeypatch):
     self._mark = secrets.token_hex(8)
     self._programs = []
     monkeypatch.setenv(_MARK, self._mark)
-    # All processes of all runs compile the same functions.
-    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', os.fspath(cache))
-    monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
   def start(self, module, *arguments, **environment):
     """Starts `python -m MODULE ARGUMENTS`."""

@@ -4,6 +4,7 @@
 #
 #   ./tests/run.sh -k delay     some of them
 #   ./tests/run.sh -m slow      the long ones, which are left out otherwise
+#   ./tests/run.sh -m ''        all
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh

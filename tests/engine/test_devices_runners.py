@@ -5,14 +5,16 @@ import pytest
 
 from jasgd import engine
 from jasgd.engine import _mean
-from tests.engine import device_cases
+from tests import marks
 from tests.engine import device_program
 from tests.gossip import many_devices
 
 # Computed once; it takes a minute to compile.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('devices_runners')]
+pytestmark = pytest.mark.xdist_group('devices_runners')
 
-every_case = pytest.mark.parametrize('name', device_program.CASES)
+every_case = pytest.mark.parametrize(
+  'name', marks.slow_but(device_program.CASES, *device_program.QUICK)
+)
 on_devices = pytest.mark.parametrize('runner', device_program.RUNNERS[1:])
 
 
@@ -20,37 +22,52 @@ def _split(found):
   """By strategy: whose it is, what it is called, and what was found."""
   split = {}
   for key, value in found.items():
-    if key.startswith(('hand|', 'refused|', 'in force', 'mean|')):
+    if key.startswith(('refused|', 'in force', 'mean|')):
       continue
     name, label, rest = key.rsplit('|', 2)
     split.setdefault(name, []).append((label, rest, value))
   return split
 
 
-@pytest.fixture(scope='module')
-def everything(tmp_path_factory):
-  """What all runners came to in one process with 8 devices, by name."""
-  folder = tmp_path_factory.mktemp('devices')
-  return many_devices.run(device_program.__name__, folder)
+class Outcomes:
+  """What all runners and processes came to, each computed when asked for."""
+
+  def __init__(self, tmp_path_factory):
+    self._factory, self._found = tmp_path_factory, {}
+
+  def _run(self, function, is_quick):
+    if (function, is_quick) not in self._found:
+      with pytest.MonkeyPatch.context() as patch:
+        if is_quick:
+          patch.setenv(device_program.IS_QUICK, '1')
+        self._found[function, is_quick] = function(
+          device_program.__name__, self._factory.mktemp('devices')
+        )
+    return self._found[function, is_quick]
+
+  def of_one(self, is_quick=False):
+    """In one process with 8 devices."""
+    return self._run(many_devices.run, is_quick)
+
+  def of_two(self, is_quick=True):
+    """In each of two processes with 4 devices."""
+    return self._run(many_devices.run_two, is_quick)
+
+  def get(self, name, runner):
+    """What a runner came to with a case."""
+    is_quick = name in device_program.QUICK
+    return _split(self.of_one(is_quick))[f'{runner}|{name}']
+
+  def get_of_two(self, name):
+    """What each of two processes came to with a case."""
+    is_quick = name in device_program.QUICK
+    return [_split(each)[name] for each in self.of_two(is_quick)]
 
 
 @pytest.fixture(scope='module')
-def found(everything):
-  """The same, by runner and strategy."""
-  return _split(everything)
-
-
-@pytest.fixture(scope='module')
-def everything_of_two(tmp_path_factory):
-  """What each of two processes with 4 devices came to."""
-  folder = tmp_path_factory.mktemp('devices')
-  return many_devices.run_two(device_program.__name__, folder)
-
-
-@pytest.fixture(scope='module')
-def found_by_two(everything_of_two):
-  """The same, by strategy."""
-  return [_split(each) for each in everything_of_two]
+def outcomes(tmp_path_factory):
+  """What all runners and processes came to."""
+  return Outcomes(tmp_path_factory)
 
 
 def _compare(given, expected, name):
@@ -65,8 +82,8 @@ def _compare(given, expected, name):
 
 @every_case
 @on_devices
-def test_runners_agree(found, name, runner):
-  expected, given = found[f'vmap|{name}'], found[f'{runner}|{name}']
+def test_runners_agree(outcomes, name, runner):
+  expected, given = (outcomes.get(name, each) for each in ('vmap', runner))
   assert len(given) == len(expected) > 10
   for (label, what, one), (_, also, other) in zip(expected, given, strict=True):
     assert what == also
@@ -76,10 +93,10 @@ def test_runners_agree(found, name, runner):
 
 @every_case
 @pytest.mark.parametrize('runner', device_program.RUNNERS)
-def test_two_processes_agree(found, found_by_two, name, runner):
+def test_two_processes_agree(outcomes, name, runner):
   """With every runner on the devices of one."""
-  expected = found[f'{runner}|{name}']
-  first, second = (each[name] for each in found_by_two)
+  expected = outcomes.get(name, runner)
+  first, second = outcomes.get_of_two(name)
   assert len(first) == len(second) == len(expected)
   for one, other, (label, _, value) in zip(
     first, second, expected, strict=True
@@ -91,12 +108,13 @@ def test_two_processes_agree(found, found_by_two, name, runner):
       _compare(one[2], value, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', device_program.NARROW)
 @pytest.mark.parametrize('runner', device_program.RUNNERS)
-def test_what_is_sent_is_rounded(found, name, runner):
+def test_what_is_sent_is_rounded(outcomes, name, runner):
   exact, narrow = (
-    {(label, what): value for label, what, value in found[key]}
-    for key in (f'{runner}|{name}', f'{runner}|{name}, bfloat16')
+    {(label, what): value for label, what, value in outcomes.get(each, runner)}
+    for each in (name, f'{name}, bfloat16')
   )
   assert exact.keys() == narrow.keys()
   assert all(exact[key].dtype == narrow[key].dtype for key in exact)
@@ -108,33 +126,37 @@ def test_what_is_sent_is_rounded(found, name, runner):
 
 @every_case
 @pytest.mark.parametrize('runner', device_program.RUNNERS)
-def test_a_step_is_compiled_once_and_uses_up_its_state(found, name, runner):
+def test_a_step_is_compiled_once_and_uses_up_its_state(outcomes, name, runner):
   """Peers are random, and a state that was restored is like any other."""
-  own = {what: value for label, what, value in found[f'{runner}|{name}']}
+  own = {what: value for _, what, value in outcomes.get(name, runner)}
   assert own['num_compiled'].tolist() == [1, 0, 0, 0, 0, 0]
   assert own['are_gone'].all()
 
 
 @every_case
-def test_so_it_is_over_processes(found_by_two, name):
-  for each in found_by_two:
-    own = {what: value for _, what, value in each[name]}
+def test_so_it_is_over_processes(outcomes, name):
+  for each in outcomes.get_of_two(name):
+    own = {what: value for _, what, value in each}
     assert own['num_compiled'].tolist() == [1, 0, 0, 0, 0, 0]
     assert own['are_gone'].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', device_program.EXPLICIT)
-def test_a_mesh_may_be_explicit(found, name):
+def test_a_mesh_may_be_explicit(outcomes, name):
   """What `jax.make_mesh` makes, unless it is told otherwise."""
-  expected, given = found[f'shard_map|{name}'], found[f'explicit|{name}']
+  expected, given = (
+    outcomes.get(name, each) for each in ('shard_map', 'explicit')
+  )
   for one, other in zip(expected, given, strict=True):
     assert one[:2] == other[:2]
     np.testing.assert_array_equal(one[2], other[2])
 
 
-def test_a_mesh_may_be_in_force(everything):
+@pytest.mark.slow
+def test_a_mesh_may_be_in_force(outcomes):
   """`jax.set_mesh`, while the program is used."""
-  assert everything['in force'] == ''
+  assert outcomes.of_one()['in force'] == ''
 
 
 @pytest.mark.parametrize(
@@ -152,55 +174,18 @@ def test_a_mesh_may_be_in_force(everything):
     ),
   ],
 )
-def test_what_several_processes_refuse(everything_of_two, name, message):
+def test_what_several_processes_refuse(outcomes, name, message):
   assert set(device_program.REFUSED) == {'pmap', 'few nodes'}
-  for each in everything_of_two:
+  for each in outcomes.of_two():
     assert each[f'refused|{name}'] == message
 
 
-# --- By hand.
-
-
-def _make_get(everything, runner):
-  """From an experiment's name to its outcome under a runner."""
-  fields = device_cases.Outcome._fields
-
-  def get(name):
-    return device_cases.Outcome(
-      *(everything.get(f'hand|{runner}|{name}|{field}') for field in fields)
-    )
-
-  return get
-
-
-@on_devices
-@pytest.mark.parametrize('optimizer', ['sgd', 'momentum', 'adam'])
-def test_complete_gossip_is_all_reduce_but_for_adam(
-  everything, runner, optimizer
-):
-  device_cases.check_full_averaging(_make_get(everything, runner), optimizer)
-
-
-@on_devices
-@pytest.mark.parametrize('order', ['a3', 'easgd'])
-def test_elastic_is_two_lines(everything, runner, order):
-  device_cases.check_elastic(_make_get(everything, runner), order, 1)
-
-
-@on_devices
-@pytest.mark.parametrize(('order', 'period'), device_cases.RATE_0)
-def test_elastic_with_rate_0_is_independent_sgd(
-  everything, runner, order, period
-):
-  device_cases.check_rate_0(_make_get(everything, runner), order, period)
-
-
-def test_a_mean_of_processes_in_shares_is_that_of_one(everything_of_two):
+def test_a_mean_of_processes_in_shares_is_that_of_one(outcomes):
   """Real messages do not change a bit, if each adds up a part and sends it."""
   trees = [device_program.make_large_tree(process) for process in range(2)]
   num_messages = engine.count_mean_messages(4 * len(trees[0]['wide']), 2)
   assert num_messages == 1.0
   for name, mean in _mean.average(trees).items():
-    for own in everything_of_two:
+    for own in outcomes.of_two():
       found = own[f'mean|{name}'].view(np.asarray(mean).dtype)
       np.testing.assert_array_equal(found, mean)

@@ -115,7 +115,7 @@ def _make_normed_task():
 
 
 @pytest.mark.parametrize(
-  'name', marks.slow_but(['asynchronous', 'hardsync', 'softsync'], 'softsync')
+  'name', marks.slow_but(['hardsync', 'softsync'], 'softsync')
 )
 def test_batch_normalisation_is_replayed(name):
   task, trace = _make_normed_task(), cases.simulate(name, 10)
@@ -149,29 +149,15 @@ def test_the_server_keeps_a_moving_mean_of_statistics():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('optimizer', 'rate', 'delay', 'is_trained'),
-  [
-    ('sgd', 1e-2, 0, True),
-    ('sgd', 1e-2, 1, True),
-    ('sgd', 1e-2, 8, False),
-    ('sgd', 3.16e-3, 8, True),
-    ('sgd', 3.16e-2, 8, False),
-    ('adam', 3.16e-4, 16, True),
-  ],
-)
-def test_delays_do_to_lenet_what_jain_saw(optimizer, rate, delay, is_trained):
-  """Two epochs of figure 2, batch 64: a net trains, or collapses to a class."""
+@pytest.mark.parametrize(('delay', 'is_trained'), [(1, True), (8, False)])
+def test_delays_do_to_lenet_what_jain_saw(delay, is_trained):
+  """An epoch of figure 2, batch 64: a net trains, or collapses to a class."""
   task = _load_mnist()
-  num_updates = 2 * task.num_samples // task.batch
+  num_updates = task.num_samples // task.batch
   trace = simulation.simulate(
     protocols.constant_delay(delay), num_gradients=num_updates, batch=64
   )
-  optimizer = {
-    'sgd': lambda: optax.sgd(rate, 0.9),
-    'adam': lambda: optax.adam(rate),
-  }[optimizer]()
-  result = jasgd.replay(task, optimizer, trace)
+  result = jasgd.replay(task, optax.sgd(1e-2, 0.9), trace)
   (accuracy,) = result.evaluations['accuracy']
   if is_trained:
     assert accuracy > 0.85

@@ -19,19 +19,25 @@ from tests.engine import twins
 pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 
+QUICK = ('allreduce', 'elastic, easgd', 'pairs', 'pull', 'push-sum')
+
+
 @pytest.mark.parametrize(
-  'name',
-  marks.slow_but(
-    node_cases.STRATEGIES,
-    'allreduce',
-    'elastic, easgd',
-    'pairs',
-    'pull',
-    'push-sum',
-  ),
-)
-@pytest.mark.parametrize(
-  'optimizer', marks.slow_but(node_cases.OPTIMIZERS, 'momentum')
+  ('name', 'optimizer'),
+  [
+    *((name, 'momentum') for name in QUICK),
+    *(
+      pytest.param(name, optimizer, marks=pytest.mark.slow)
+      for name, optimizer in (
+        ('local sgd', 'adam'),
+        ('elastic', 'sgd'),
+        ('elastic', 'adam'),
+        ('pull, ring', 'adam'),
+        ('push', 'adam'),
+        ('push-sum', 'adam'),
+      )
+    ),
+  ],
 )
 def test_exact_and_fast_agree(name, optimizer):
   """Nodes die and come back, whatever they are computing."""
@@ -257,7 +263,10 @@ def test_slots_are_few():
 @pytest.mark.parametrize('mode', engine.MODES)
 @pytest.mark.parametrize(
   'name',
-  marks.slow_but(node_cases.STRATEGIES, 'elastic, easgd', 'pairs', 'pull'),
+  marks.slow_but(
+    [name for name in node_cases.STRATEGIES if name != 'pull, ring'],
+    *('elastic, easgd', 'pairs', 'pull'),
+  ),
 )
 def test_statistics_are_mixed_like_weights(mode, name):
   """Such as those of batch normalisation; what is no float stays as it is."""

@@ -52,9 +52,15 @@ def _is_same(first, second):
   )
 
 
-@cases.every_protocol
 @pytest.mark.parametrize(
-  'task_name', marks.slow_but(['quadratic', 'logistic'], 'logistic')
+  ('name', 'task_name'),
+  [
+    *((name, 'logistic') for name in cases.PROTOCOLS),
+    *(
+      pytest.param(name, 'quadratic', marks=pytest.mark.slow)
+      for name in ('asynchronous', 'downpour, rarely', 'hardsync')
+    ),
+  ],
 )
 def test_exact_and_fast_agree(name, task_name):
   task = _make_task(task_name)
@@ -87,11 +93,12 @@ def test_exact_and_fast_agree(name, task_name):
 
 @pytest.mark.parametrize(
   'name',
-  marks.slow_but(cases.PROTOCOLS, 'downpour, rarely', 'hardsync', 'softsync'),
+  marks.slow_but(
+    ('backup', 'downpour, rarely', 'hardsync', 'softsync', 'ssp'),
+    *('downpour, rarely', 'hardsync', 'softsync'),
+  ),
 )
 def test_failures_and_networks_are_replayed_too(name):
-  if name == 'constant_delay':
-    pytest.skip('Has neither.')
   trace = cases.simulate(
     name,
     100,
@@ -112,8 +119,16 @@ def test_failures_and_networks_are_replayed_too(name):
   assert _distance(first.params, second.params) < 1e-5
 
 
-@pytest.mark.parametrize('name', ['asynchronous', 'constant_delay', 'softsync'])
-@pytest.mark.parametrize('num_parallel', marks.slow_but([2, 7, 64], 7))
+@pytest.mark.parametrize(
+  ('name', 'num_parallel'),
+  marks.slow_but(
+    [
+      *(('asynchronous', 7), ('softsync', 7), ('constant_delay', 7)),
+      *(('asynchronous', 64), ('softsync', 2)),
+    ],
+    *(('asynchronous', 7), ('softsync', 7)),
+  ),
+)
 @pytest.mark.parametrize('use_vmap', [False, True])
 def test_gradients_at_once_are_the_same(
   name, num_parallel, use_vmap, monkeypatch
@@ -151,8 +166,13 @@ def test_windows_are_as_long_as_they_can_be():
   assert windows.size[:count].tolist() == [4] * 10
 
 
-@pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
-@pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
+@pytest.mark.parametrize(
+  ('optimizer', 'mode'),
+  marks.slow_but(
+    [('momentum', 'fast'), ('momentum', 'exact'), ('adam', 'exact')],
+    ('momentum', 'fast'),
+  ),
+)
 def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
   """Bit for bit in exact mode; fast fuses differently, and rounds so."""
   task = _make_task('digits')
@@ -217,8 +237,10 @@ def test_hardsync_is_sgd_with_a_large_batch():
   assert _distance(result.params, params) < 1e-6
 
 
-@pytest.mark.parametrize('delay', marks.slow_but([0, 1, 7], 7))
-@pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
+@pytest.mark.parametrize(
+  ('delay', 'optimizer'),
+  marks.slow_but([(0, 'adam'), (1, 'adam'), (7, 'momentum')], (7, 'momentum')),
+)
 def test_a_constant_delay_is_the_delayed_optimizer(delay, optimizer):
   """Gradient k is of batch (learner k mod (d + 1), step k div (d + 1))."""
   task = _make_task('digits')
@@ -255,7 +277,10 @@ def test_twice_is_the_same_bits(mode):
 @pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
 @pytest.mark.parametrize(
   'name',
-  marks.slow_but(cases.PROTOCOLS, 'downpour, rarely', 'hardsync', 'softsync'),
+  marks.slow_but(
+    ('downpour, rarely', 'hardsync', 'ringmaster', 'softsync'),
+    *('downpour, rarely', 'hardsync', 'softsync'),
+  ),
 )
 def test_a_resumed_run_has_the_same_bits(name, mode):
   task, trace = _make_task('logistic'), cases.simulate(name, 60)

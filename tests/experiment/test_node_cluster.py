@@ -28,8 +28,8 @@ def _make_config(name='pull', num_nodes=nodes.NUM_NODES, **parts):
   ('options', 'problem'),
   [
     ({'role': 'server'}, "Unknown role 'server'. Known: node, centre"),
-    ({'node': 9}, 'have the numbers 0 to 3, got 9'),
-    ({'node': -1}, 'have the numbers 0 to 3, got -1'),
+    ({'node': 9}, 'have the numbers 0 to 2, got 9'),
+    ({'node': -1}, 'have the numbers 0 to 2, got -1'),
     ({'role': 'centre'}, "got strategy.name='pull'"),
     ({'peers': ('a:1',)}, 'must be given its number'),
     ({'node': 1, 'peers': ('a',)}, "given as HOST:PORT, got 'a'"),

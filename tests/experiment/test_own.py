@@ -27,12 +27,11 @@ def _train(make_task=own_model.make_task, **options):
 
 
 @pytest.mark.slow  # The README's own model is one, too.
-@pytest.mark.parametrize('with_processes', [False, True])
-def test_own_model_is_trained_and_replayed(with_processes, processes, tmp_path):
+def test_own_model_is_trained_and_replayed(processes, tmp_path):
   stream = io.StringIO()
   result = _train(
     workdir=tmp_path,
-    processes=with_processes,
+    processes=True,
     arguments={'num_samples': 400},
     stream=stream,
   )
@@ -51,7 +50,7 @@ def test_own_model_is_trained_and_replayed(with_processes, processes, tmp_path):
   # What is over is only read again.
   again = _train(
     workdir=tmp_path,
-    processes=with_processes,
+    processes=True,
     arguments={'num_samples': 400},
   )
   trees.assert_same_bits(again.params, result.params)
@@ -62,7 +61,7 @@ def test_own_model_is_trained_and_replayed(with_processes, processes, tmp_path):
   with pytest.raises(ValueError, match='num_updates is 150 there and 151 here'):
     _train(
       workdir=tmp_path,
-      processes=with_processes,
+      processes=True,
       arguments={'num_samples': 400},
       num_updates=151,
     )

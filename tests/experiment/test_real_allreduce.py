@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,8 @@ from tests import live
 from tests.experiment import test_real_nodes as nodes
 
 NUM_NODES = nodes.NUM_NODES
+# Seconds of silence: a death must be seen long before.
+NEVER = 2 * live.PATIENCE
 
 
 def make_config(num_steps=60, period=1, **parts):
@@ -36,13 +37,13 @@ def check_replay(workdir):
 @pytest.mark.parametrize('period', [1, 4])
 def test_all_reduce_replays(period, processes, tmp_path):
   """However long: roundings would have grown."""
-  config = make_config(600, period=period, processes={'min_seconds': ()})
+  config = make_config(200, period=period, processes={'min_seconds': ()})
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 600 * NUM_NODES
+  assert result['clock'] == 200 * NUM_NODES
   assert result['test/accuracy'] > 0.8
   check_replay(tmp_path)
   trace = traces.NodeTrace.load(tmp_path / 'trace')
-  assert len(trace.mixes) == 600 // period * NUM_NODES
+  assert len(trace.mixes) == 200 // period * NUM_NODES
   assert np.all(trace.mixes['peer'] == traces.ALL)
   if period == 1:
     assert result['gossip/consensus_error'] == 0
@@ -52,33 +53,32 @@ def test_all_reduce_replays(period, processes, tmp_path):
 @pytest.mark.parametrize(
   ('victim', 'number', 'silence', 'what'),
   [
-    ('node-0', signal.SIGKILL, 30.0, 'was lost'),  # Where all meet.
-    ('node-1', signal.SIGKILL, 30.0, 'was lost'),
-    ('node-2', signal.SIGSEGV, 30.0, 'was lost'),
-    ('node-3', signal.SIGSTOP, 10.0, 'has said nothing for 10 s'),
+    pytest.param(  # Where all meet.
+      *('node-0', signal.SIGKILL, NEVER, 'was lost'), marks=pytest.mark.slow
+    ),
+    ('node-1', signal.SIGKILL, NEVER, 'was lost'),
+    pytest.param(
+      *('node-2', signal.SIGSTOP, 5.0, 'has said nothing for 5 s'),
+      marks=pytest.mark.slow,
+    ),
   ],
 )
-@pytest.mark.slow
 def test_a_lost_process_ends_the_run_with_its_name(
   victim, number, silence, what, processes, tmp_path
 ):
-  config = make_config(num_steps=400, deadlines={'silence': silence})
+  config = make_config(num_steps=200, deadlines={'silence': silence})
   with nodes.start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 30)
+    live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 10)
     live.wait_until(lambda: nodes.has_saved(tmp_path))
     (pid,) = processes.find_children(victim)
     os.kill(pid, number)
-    lost_at = time.monotonic()
     with pytest.raises(
       experiment.RunError, match=rf'{victim} {what}.*The same command goes on'
     ):
       wait()
-    # A second is enough to see a death; a busy machine may need more.
-    seconds = time.monotonic() - lost_at
-    assert seconds < (silence if number == signal.SIGSTOP else 0) + 20
   assert not processes.find()
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 400 * NUM_NODES
+  assert result['clock'] == 200 * NUM_NODES
   kinds = traces.NodeTrace.load(tmp_path / 'trace').records['kind']
   assert np.count_nonzero(kinds == traces.NodeKind.RESTART) == NUM_NODES
   check_replay(tmp_path)

