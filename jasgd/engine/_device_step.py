@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jasgd import gossip
 from jasgd.engine import _gradient
-from jasgd.engine import _node_step
+from jasgd.engine import _node_functions
 
 _PEERS = 0x70656572  # Keeps the draws of peers apart from other uses of a seed.
 
@@ -17,20 +17,20 @@ _PEERS = 0x70656572  # Keeps the draws of peers apart from other uses of a seed.
 class DeviceArrays(NamedTuple):
   """What a node has on its device; for all nodes, with a leading axis."""
 
-  node: _node_step.Node
+  node: _node_functions.NodeState
   mass: Any  # shape=(), float32: of push-sum, else None.
   centre: Any  # (params, stats), the same on all nodes: of elastic, else None.
 
 
 def make_start(
-  work: _node_step.NodeWork, strategy: gossip.Strategy
+  work: _node_functions.NodeWork, strategy: gossip.Strategy
 ) -> Callable[..., DeviceArrays]:
   """How a node begins: `(weights) -> held`, with the same weights for all."""
 
   def start(weights: tuple[Any, Any]) -> DeviceArrays:
     params, stats = weights
     return DeviceArrays(
-      node=_node_step.Node(params, stats, work.init(params)),
+      node=_node_functions.NodeState(params, stats, work.init(params)),
       mass=jnp.ones(()) if isinstance(strategy, gossip.PushSum) else None,
       centre=weights if isinstance(strategy, gossip.Elastic) else None,
     )
@@ -39,7 +39,7 @@ def make_start(
 
 
 def make_step(
-  work: _node_step.NodeWork,
+  work: _node_functions.NodeWork,
   strategy: gossip.Strategy,
   axis_name: str,
   dtype: Any = None,
@@ -125,7 +125,7 @@ def make_step(
 
 
 def _make_elastic_step(
-  work: _node_step.NodeWork,
+  work: _node_functions.NodeWork,
   strategy: gossip.Elastic,
   axis_name: str,
   differentiate: Callable[..., _gradient.Gradient],
@@ -158,7 +158,7 @@ def _make_elastic_step(
     result = differentiate((params, stats), data, seed, step)
     # Before the first step all are where the centre is, and nothing moves.
     held = exchange(held, step)
-    changed = _node_step.add_changes(held.node.stats, result.stats, stats)
+    changed = _node_functions.add_changes(held.node.stats, result.stats, stats)
     result = result._replace(stats=changed)
     node = work.update(held.node, result, params, rate)
     return held._replace(node=node), result.loss

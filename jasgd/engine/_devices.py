@@ -13,8 +13,8 @@ from jasgd import protocols
 from jasgd import tasks
 from jasgd.engine import _device_runners
 from jasgd.engine import _device_step
-from jasgd.engine import _node_plan
-from jasgd.engine import _node_step
+from jasgd.engine import _plan
+from jasgd.engine import _node_functions
 
 DeviceArrays = _device_step.DeviceArrays
 
@@ -40,7 +40,7 @@ class DeviceProgram:
     self,
     task: tasks.Task,
     strategy: gossip.Strategy,
-    work: _node_step.NodeWork,
+    work: _node_functions.NodeWork,
     runner: _device_runners.Runner,
     *,
     seed: int,
@@ -143,7 +143,7 @@ class DeviceProgram:
     """The factor of the rate of this step; None: there is no schedule."""
     if self._get_rate is None:
       return None
-    epochs = _node_plan.count_node_epochs(
+    epochs = _plan.count_epochs(
       step,
       num_nodes=self.num_nodes,
       batch=self._task.batch,
@@ -251,7 +251,7 @@ def make_device_program(
   return DeviceProgram(
     task,
     strategy,
-    _node_step.make_node_work(task, optimizer),
+    _node_functions.make_node_work(task, optimizer),
     _device_runners.Runner(runner, num_nodes, mesh),
     seed=seed,
     get_rate=get_rate,

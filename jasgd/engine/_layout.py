@@ -20,8 +20,8 @@ _DIGEST_SIZE = 256
 
 WIRE_DTYPES = ('float32', 'bfloat16')
 
-# One array for each dtype: views of a buffer.
-Parts = tuple[Any, ...]
+# Views of a buffer: one array for each dtype.
+BufferViews = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Layout:
   parts: tuple[_Part, ...]
   size: int
 
-  def view(self, buffer: np.ndarray) -> Parts:
+  def view(self, buffer: np.ndarray) -> BufferViews:
     """The parts of a buffer, as arrays that share its memory."""
     return tuple(
       [buffer[part.start : part.stop].view(part.dtype) for part in self.parts]
@@ -88,7 +88,7 @@ class Layout:
       target = parts[leaf.part][leaf.start : leaf.stop]
       target[...] = np.asarray(array).reshape(-1)
 
-  def split(self, parts: Parts) -> Any:
+  def split(self, parts: BufferViews) -> Any:
     """The tree in some parts; for use inside of compiled functions."""
     leaves = []
     for leaf in self.leaves:

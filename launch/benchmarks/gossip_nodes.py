@@ -123,14 +123,14 @@ class NodesProgram:
       num_steps=self._num_steps // self._num_nodes,
       compute=simulation.normal(1.0, 0.2),
     )
-    plan = engine.make_node_plan(
+    plan = engine.make_plan(
       trace, num_samples=self._task.num_samples, batch=BATCH
     )
-    replay = engine.NodeReplay(
+    replay = engine.Replay(
       self._task,
       _OPTIMIZER,
       plan,
-      chunk=plan.num_steps,
+      chunk=plan.num_updates,
       init=self._weights,
     )
     losses = replay.advance()['loss']

@@ -16,8 +16,8 @@ from jasgd.engine import _layout
 _Weights = tuple[Any, Any]  # (params, stats)
 
 
-class Node(NamedTuple):
-  """What a node has."""
+class NodeState(NamedTuple):
+  """A node's weights, and what its optimizer keeps."""
 
   params: Any
   stats: Any
@@ -49,14 +49,14 @@ class NodeFunctions(NamedTuple):
     update: `(node, (gradient, stats), rate) -> node`. The second half.
   """
 
-  start: Callable[..., Node]
-  step: Callable[..., tuple[Node, jax.Array]]
-  step_at: Callable[..., tuple[Node, jax.Array]]
-  mix: Callable[..., Node]
-  pull_centre: Callable[..., tuple[Node, _Weights]]
+  start: Callable[..., NodeState]
+  step: Callable[..., tuple[NodeState, jax.Array]]
+  step_at: Callable[..., tuple[NodeState, jax.Array]]
+  mix: Callable[..., NodeState]
+  pull_centre: Callable[..., tuple[NodeState, _Weights]]
   move_centre: Callable[..., _Weights]
   gradient: Callable[..., _gradient.Gradient]
-  update: Callable[..., Node]
+  update: Callable[..., NodeState]
 
 
 class NodeWork(NamedTuple):
@@ -71,7 +71,7 @@ class NodeWork(NamedTuple):
   """
 
   gradient: Callable[..., _gradient.Gradient]
-  update: Callable[..., Node]
+  update: Callable[..., NodeState]
   init: Callable[..., optax.OptState]
 
 
@@ -130,10 +130,10 @@ def make_node_work(
   return _make_work(_gradient.make_gradient(task), optimizer)
 
 
-def make_node(weights: _Weights, opt_state: optax.OptState) -> Node:
+def make_node(weights: _Weights, opt_state: optax.OptState) -> NodeState:
   """A node from its (params, stats) and what its optimizer keeps."""
   params, stats = weights
-  return Node(params, stats, opt_state)
+  return NodeState(params, stats, opt_state)
 
 
 def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
@@ -204,12 +204,12 @@ def _make_work(
   optimizer = optax.with_extra_args_support(optimizer)
 
   def update(
-    node: Node,
+    node: NodeState,
     result: _gradient.Gradient,
     stale_params: Any,
     rate: Any,
     params: Any = None,
-  ) -> Node:
+  ) -> NodeState:
     updates, opt_state = optimizer.update(
       result.gradient,
       node.opt_state,
@@ -221,7 +221,7 @@ def _make_work(
         lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
       )
     new_params = optax.apply_updates(node.params, updates)
-    return Node(new_params, result.stats, opt_state)
+    return NodeState(new_params, result.stats, opt_state)
 
   return NodeWork(gradient, update, optimizer.init)
 
@@ -231,38 +231,42 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
   """The same functions each time, so that nothing is compiled twice."""
   whole = _make_whole_layout(layout)
 
-  def start(weights: _Weights) -> Node:
+  def start(weights: _Weights) -> NodeState:
     # Copies, as all of it is donated: two leaves must not be one buffer.
     params, stats = jax.tree.map(jnp.array, weights)
-    return Node(params, stats, jax.tree.map(jnp.array, work.init(params)))
+    return NodeState(params, stats, jax.tree.map(jnp.array, work.init(params)))
 
   def step(
-    node: Node, data: Any, seed: Any, learner: Any, step: Any, rate: Any
-  ) -> tuple[Node, jax.Array]:
+    node: NodeState, data: Any, seed: Any, learner: Any, step: Any, rate: Any
+  ) -> tuple[NodeState, jax.Array]:
     result = work.gradient(node.params, node.stats, data, seed, learner, step)
     return work.update(node, result, node.params, rate), result.loss
 
   def step_at(
-    node: Node,
+    node: NodeState,
     parts: Any,
     data: Any,
     seed: Any,
     learner: Any,
     step: Any,
     rate: Any,
-  ) -> tuple[Node, jax.Array]:
+  ) -> tuple[NodeState, jax.Array]:
     params, stats = whole.split(parts)
     result = work.gradient(params, stats, data, seed, learner, step)
     changed = add_changes(node.stats, result.stats, stats)
     result = result._replace(stats=changed)
     return work.update(node, result, params, rate), result.loss
 
-  def mix(node: Node, parts: Any, own_weight: Any, weight: Any) -> Node:
+  def mix(
+    node: NodeState, parts: Any, own_weight: Any, weight: Any
+  ) -> NodeState:
     own = (node.params, node.stats)
     params, stats = mix_weights(own, layout.split(parts), own_weight, weight)
     return node._replace(params=params, stats=stats)
 
-  def pull_centre(node: Node, parts: Any, rate: Any) -> tuple[Node, _Weights]:
+  def pull_centre(
+    node: NodeState, parts: Any, rate: Any
+  ) -> tuple[NodeState, _Weights]:
     own = (node.params, node.stats)
     force = measure_force(own, layout.split(parts), rate)
     force = round_weights(force, layout)
@@ -272,7 +276,7 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
   def move_centre(centre: _Weights, parts: Any, weight: Any) -> _Weights:
     return mix_weights(centre, layout.split(parts), 1.0, weight)
 
-  def update(node: Node, mean: tuple[Any, Any], rate: Any) -> Node:
+  def update(node: NodeState, mean: tuple[Any, Any], rate: Any) -> NodeState:
     result = _gradient.Gradient(*mean, jnp.zeros(()))
     return work.update(node, result, node.params, rate)
 
