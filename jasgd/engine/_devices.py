@@ -13,8 +13,8 @@ from jasgd import protocols
 from jasgd import tasks
 from jasgd.engine import _device_runners
 from jasgd.engine import _device_step
-from jasgd.engine import _plan
 from jasgd.engine import _node_functions
+from jasgd.engine import _plan
 
 DeviceArrays = _device_step.DeviceArrays
 

@@ -26,10 +26,10 @@ from jasgd import traces
 
 SERVER = -1
 
-# Operations on minibatches: a worker computes a gradient, and an optimizer takes
-# it and changes weights (STEP), or keeps it for a later STEP (ACCUMULATE), or
-# the gradient itself is the result (GRADIENT); or a learner steps on its own
-# replica and then fetches weights (FETCH).
+# Operations on minibatches: a worker computes a gradient, and an optimizer
+# takes it and changes weights (STEP), or keeps it for a later STEP
+# (ACCUMULATE), or the gradient itself is the result (GRADIENT); or a learner
+# steps on its own replica and then fetches weights (FETCH).
 STEP, ACCUMULATE, GRADIENT, FETCH = range(4)
 # Operations without a minibatch: own and other weights times a factor each
 # (MIX); a scaled difference of two, which one subtracts (DIFFERENCE, SUBTRACT,

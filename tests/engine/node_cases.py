@@ -57,7 +57,9 @@ def make_plan(trace, task=None, **arguments):
   )
 
 
-def replay_until(task, optimizer, trace, until=None, get_rate=None, **arguments):
+def replay_until(
+  task, optimizer, trace, until=None, get_rate=None, **arguments
+):
   """A finished `engine.Replay` that has come to some versions."""
   plan = make_plan(trace, task, until=until, get_rate=get_rate)
   replay = engine.Replay(task, optimizer, plan, **arguments)

@@ -362,7 +362,8 @@ def test_statistics_are_mixed_like_weights(mode, name):
   trace = node_cases.simulate(node_cases.STRATEGIES[name], num_steps=6)
   result = jasgd.replay(twins.make_task(), twins.OPTIMIZER, trace, mode=mode)
   for params, stats in (
-    *result.replicas.values(), (result.params, result.stats)
+    *result.replicas.values(),
+    (result.params, result.stats),
   ):
     twins.check(params, stats)
 
@@ -407,7 +408,7 @@ DAMAGES = {
   'node': ('pull', 3, 'node', 4, 'Record 3 has node=4, which must be a node'),
   'version of a peer': (
     *('pull', 5, 'peer_version', 77),
-    'Record 5 reads version 77 of node . which does not exist then',
+    'Record 5 reads version 77 of node ., which does not exist then',
   ),
   'own version': (
     *('pairs', 0, 'peer_version', 1),

@@ -131,7 +131,6 @@ def test_what_a_run_leaves(name, tmp_path):
     assert own['loss'] > result['test/loss']
 
 
-
 def test_metrics_of_mixes_are_those_of_the_whole_trace(tmp_path):
   config = node_cases.make_config('pull')
   experiment.train_and_evaluate(config, tmp_path)

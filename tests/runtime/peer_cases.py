@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 
-import jax
 import optax
 
 from jasgd import engine

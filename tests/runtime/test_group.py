@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import jasgd
 from jasgd import engine
 from jasgd import gossip
 from jasgd import runtime

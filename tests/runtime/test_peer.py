@@ -12,6 +12,7 @@ from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
+from tests.engine import node_cases
 from tests.runtime import peer_cases
 
 Kind = traces.NodeKind
