@@ -21,11 +21,11 @@ from jasgd.engine._mean import count_mean_messages
 from jasgd.engine._mean import make_group_average
 from jasgd.engine._node_functions import make_node_functions
 from jasgd.engine._node_functions import NodeState
-from jasgd.engine._operations import count_devices
 from jasgd.engine._operations import SERVER
 from jasgd.engine._plan import count_epochs
 from jasgd.engine._plan import make_plan
 from jasgd.engine._plan import Plan
+from jasgd.engine._readers import count_devices
 from jasgd.engine._replay import MODES
 from jasgd.engine._replay import Replay
 from jasgd.engine._replay import replay

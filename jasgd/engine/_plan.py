@@ -11,6 +11,7 @@ import numpy as np
 from jasgd import protocols
 from jasgd import traces
 from jasgd.engine import _operations
+from jasgd.engine import _readers
 from jasgd.engine import _slots
 
 SERVER = _operations.SERVER
@@ -227,35 +228,17 @@ def make_plan(
     ValueError: if `num_updates` or `until` is of the other kind of trace.
     TraceError: if the trace cannot be executed.
   """
-  has_server = isinstance(trace, traces.Trace)
-  if (until if has_server else num_updates) is not None:
+  is_server = isinstance(trace, traces.Trace)
+  if (until if is_server else num_updates) is not None:
     raise ValueError(
       'num_updates is for the trace of a server, and until for one of nodes.'
     )
   if isinstance(trace, traces.Trace):
-    return _plan_server(
-      trace,
-      _operations.read_server(trace, num_updates),
-      lambda samples: (
-        1.0 if get_rate is None else get_rate(samples / num_samples)
-      ),
-      batch,
-      has_rates=get_rate is not None,
-    )
+    made = _readers.read_server(trace, num_updates)
+    return _plan_server(trace, made, get_rate, num_samples, batch)
   with _without_collector():
-    made = _operations.read_nodes(trace, until)
-
-  def get_node_rate(step: int) -> float:
-    assert get_rate is not None
-    return get_rate(
-      count_epochs(
-        step, num_nodes=trace.num_nodes, batch=batch, num_samples=num_samples
-      )
-    )
-
-  return _plan_nodes(
-    trace, made, None if get_rate is None else get_node_rate, batch
-  )
+    made = _readers.read_nodes(trace, until)
+  return _plan_nodes(trace, made, get_rate, num_samples, batch)
 
 
 def count_epochs(
@@ -300,12 +283,11 @@ def _without_collector() -> Iterator[None]:
 def _plan_server(
   trace: traces.Trace,
   made: _operations.Operations,
-  get_rate: Callable[[float], float],
+  get_rate: Callable[[float], float] | None,
+  num_samples: int,
   batch: int,
-  *,
-  has_rates: bool,
 ) -> Plan:
-  """The plan of a server; `get_rate` is a function of samples."""
+  """The plan of a server."""
   columns = made.columns
   kind, size = columns['kind'], len(columns['kind'])
   is_update, is_push = kind == _operations.STEP, kind != _operations.FETCH
@@ -324,8 +306,9 @@ def _plan_server(
   slots = np.append(slots, np.int32(num_slots))  # Found at -1: no new version.
   zeros = np.broadcast_to(np.int32(0), size)
   rate = local_rate = np.broadcast_to(np.float64(1.0), size)
-  if has_rates:
-    rates = np.array([get_rate(float(count)) for count in samples])
+  if get_rate is not None:
+    epochs = (samples / num_samples).tolist()
+    rates = np.array([get_rate(each) for each in epochs])
     rate = rates[np.cumsum(is_update) - is_update]
     local_rate = rates[columns['local_version']]
   columns |= {
@@ -349,7 +332,7 @@ def _plan_server(
     num_states=1,
     num_locals=made.num_locals,
     has_server=True,
-    has_rates=has_rates,
+    has_rates=get_rate is not None,
     is_single=len(ends) - 1 == np.count_nonzero(is_push),
     averages_gradients=False,
     wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
@@ -378,10 +361,11 @@ def _read_digests(trace: traces.Trace) -> dict[int, int]:
 def _plan_nodes(
   trace: traces.NodeTrace,
   made: _operations.Operations,
-  get_rate: Callable[[int], float] | None,
+  get_rate: Callable[[float], float] | None,
+  num_samples: int,
   batch: int,
 ) -> Plan:
-  """The plan of nodes; `get_rate` is a function of a node's steps."""
+  """The plan of nodes."""
   columns = made.columns
   is_step = np.isin(columns.get('kind', []), _operations.STEP_KINDS)
   if not np.any(is_step):
@@ -390,7 +374,11 @@ def _plan_nodes(
   columns['local_rate'] = columns['rate']
   if get_rate is not None:
     steps, place = np.unique(columns['step'], return_inverse=True)
-    rates = [get_rate(step) for step in steps.tolist()]
+    sizes = {'batch': batch, 'num_samples': num_samples}
+    rates = [
+      get_rate(count_epochs(step, num_nodes=trace.num_nodes, **sizes))
+      for step in steps.tolist()
+    ]
     columns['rate'] = np.array(rates, float)[place]
   moves, num_slots, num_states = _place(made)
   num_done = np.cumsum(is_step)
