@@ -393,7 +393,7 @@ class ExactNodes:
         self._put(row, node)
       start += 1
 
-  def _pull(self, difference: _plan.Mixes, row: _plan.Mixes) -> None:
+  def _pull(self, difference: Any, row: Any) -> None:
     """A node moves towards the centre, and the difference is kept."""
     centre = self._send(self._wire, difference.source)
     node, made = self._functions.pull_centre(

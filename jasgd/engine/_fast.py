@@ -120,14 +120,10 @@ class FastEngine:
     """
     first, last, first_mix, last_mix = self._find_range(start, stop)
     plan = self._plan
-    steps = _plan.Steps(
-      *(
-        _pad(column[first:last], self._num_steps)
-        if name in self._columns
-        else None
-        for name, column in zip(plan.steps._fields, plan.steps, strict=True)
-      )
-    )
+    columns: dict[str, Any] = dict.fromkeys(_plan.Steps._fields)
+    for name in self._columns:  # The others are not needed by the loop.
+      column = getattr(plan.steps, name)[first:last]
+      columns[name] = _pad(column, self._num_steps)
     mixes, ends = None, None
     if not plan.has_server:
       mixes = _plan.Mixes(
@@ -139,7 +135,7 @@ class FastEngine:
       ends = _pad(ends, self._num_steps + 1)
     self.carry, outputs = self._loop(
       self.carry,
-      (steps, mixes, ends, last - first),
+      (_plan.Steps(**columns), mixes, ends, last - first),
       (self._load_data(first, last), *self._inputs),
     )
     return {
@@ -182,11 +178,11 @@ class FastEngine:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
-def _pad(column: np.ndarray, size: int) -> jax.Array:
+def _pad(column: np.ndarray, size: int) -> np.ndarray:
   """A column of a length that is always the same."""
   padded = np.zeros(size, column.dtype)
   padded[: len(column)] = column
-  return jnp.asarray(padded)
+  return padded
 
 
 # --- A server and its learners.
@@ -427,7 +423,8 @@ def _make_node_loop(work: _node_functions.NodeWork, shape: _Shape) -> _Loop:
     source = _slots.read_row(carry.weights, row.source)
 
     def update() -> _node_functions.NodeState:
-      result = _gradient.Gradient(*source, jnp.zeros(()))
+      gradient, stats = source
+      result = _gradient.Gradient(gradient, stats, jnp.zeros(()))
       rate = row.rate if shape.has_rates else None
       return work.update(node, result, node.params, rate)
 

@@ -323,7 +323,7 @@ class Replay:
       end = int(np.argmax(is_bad)) + 1
       return {name: column[:end] for name, column in history.items()}
     # The last update may have made weights on which no loss was computed yet.
-    if not _is_finite(self.weights[0]):
+    if not _is_finite(self._list_params()):
       self.is_diverged = True
     return history
 
@@ -433,6 +433,15 @@ class Replay:
     """How often the weights of each replica have changed."""
     versions = self.plan.locate(self.clock).version.tolist()
     return dict(zip(self.plan.replicas, versions, strict=True))
+
+  def _list_params(self) -> Any:
+    """The params of a server, or those in all slots of nodes."""
+    carry = self._engine.carry
+    if self.plan.has_server:
+      return carry.states.params
+    if self._is_exact:
+      return [params for params, _ in carry.weights]
+    return carry.weights[0]
 
   def _read_nodes(self) -> _Weights:
     """(params, stats) of all nodes, with a leading axis."""

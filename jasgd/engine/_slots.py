@@ -65,7 +65,7 @@ def allocate(
   dying = dying[np.argsort(ends[dying], kind='stable')]
   is_needed = np.append(is_needed, False)  # For a write of -1.
   slots = np.full(len(ends), -1, np.int32)
-  table = memoryview(slots)  # Its items are read and written faster.
+  table = slots.data  # Its items are read and written faster.
   table[0] = 0
   num_slots, free = 1, []
   deaths = zip(_list(ends[dying]), _list(dying), strict=True)
