@@ -1,4 +1,4 @@
-"""What a node does to its weights: a step, and mixes, as compiled functions."""
+"""What a node and an elastic centre compute, as compiled functions."""
 
 from collections.abc import Callable
 import functools
@@ -27,7 +27,7 @@ class NodeState(NamedTuple):
 class NodeFunctions(NamedTuple):
   """A node's and a centre's work, as pure, jitted functions.
 
-  What is changed, which is the first argument, is donated. Parts are those of a
+  The first argument, which is changed, is donated. `parts` are views of a
   buffer with other weights, as a message brings them.
 
   Attributes:
@@ -60,7 +60,7 @@ class NodeFunctions(NamedTuple):
 
 
 class NodeWork(NamedTuple):
-  """The same on trees, to be compiled as part of something larger.
+  """A node's work on trees, to be compiled as part of something larger.
 
   Attributes:
     gradient: `(params, stats, data, seed, learner, step) -> Gradient`.
@@ -80,7 +80,7 @@ def make_node_functions(
   optimizer: optax.GradientTransformation,
   layout: _layout.Layout,
 ) -> NodeFunctions:
-  r"""Compiles what a node does: a real one, and exact replay, call just these.
+  r"""Compiles a node's work: real nodes and exact replay call these functions.
 
   .. math::
     \text{step:} \quad & x \leftarrow x + r \, \text{optimizer}(\nabla f(x)) \\
@@ -90,14 +90,14 @@ def make_node_functions(
       x \leftarrow x - e, \quad c \leftarrow c + e
 
   Statistics that are not trained are mixed like the weights, if they are
-  floats; other numbers, and what the optimizer keeps, stay with their node. The
+  floats; other numbers, and the optimizer's state, stay with their node. The
   force e is rounded as its message will be before the node moves, so that the
-  sum of x and c stays what it was.
+  sum of x and c does not change.
 
   Args:
-    task: What is learned.
+    task: The task to learn.
     optimizer: Any optax optimizer.
-    layout: Of (params, stats), as messages have them.
+    layout: The layout of (params, stats) in messages.
 
   Returns:
     The functions.
@@ -126,12 +126,12 @@ def make_node_functions(
 def make_node_work(
   task: tasks.Task, optimizer: optax.GradientTransformation
 ) -> NodeWork:
-  """What a node computes, on trees, as functions to be compiled."""
+  """A node's work on trees, as functions to be compiled."""
   return _make_work(_gradient.make_gradient(task), optimizer)
 
 
 def make_node(weights: _Weights, opt_state: optax.OptState) -> NodeState:
-  """A node from its (params, stats) and what its optimizer keeps."""
+  """A node from its (params, stats) and its optimizer's state."""
   params, stats = weights
   return NodeState(params, stats, opt_state)
 
@@ -151,10 +151,10 @@ def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
 
 
 def add_changes(own: Any, new: Any, old: Any) -> Any:
-  """Does to the own statistics what a minibatch did to those that were read.
+  """Adds the change that a minibatch made to the statistics that it read.
 
-  Others may have averaged with the node meanwhile, and that is not to be lost.
-  What is no float is mixed by nobody, and is the new one.
+  Others may have averaged with the node meanwhile, and that must not be lost.
+  Integers are never mixed: the new ones are taken.
   """
 
   def add(own: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -186,20 +186,20 @@ def round_weights(tree: Any, layout: _layout.Layout) -> Any:
   ):
     stored = layout.parts[leaf.part].dtype
     if stored != leaf.dtype:
-      # A compiler may leave out a conversion there and back, but not this.
+      # A compiler may leave out a conversion and its inverse, but not this.
       info = jnp.finfo(stored)
       array = lax.reduce_precision(array, info.nexp, info.nmant)
     leaves.append(array)
   return layout.treedef.unflatten(leaves)
 
 
-# The functions are what counts, and not the task: this keeps no data alive.
+# The key has the functions, and not the task: this keeps no data alive.
 @functools.lru_cache(maxsize=32)
 def _make_work(
   gradient: Callable[..., _gradient.Gradient],
   optimizer: optax.GradientTransformation,
 ) -> NodeWork:
-  """The same functions each time, so that nothing is compiled twice."""
+  """Cached, so that nothing is compiled twice."""
   # It must not be made anew for each call either: it is a key as well.
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -228,7 +228,7 @@ def _make_work(
 
 @functools.lru_cache(maxsize=32)
 def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
-  """The same functions each time, so that nothing is compiled twice."""
+  """Cached, so that nothing is compiled twice."""
   whole = _make_whole_layout(layout)
 
   def start(weights: _Weights) -> NodeState:

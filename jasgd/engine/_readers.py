@@ -48,11 +48,12 @@ def read_server(
   end = trace.end_clock if num_updates is None else num_updates
   applied = _find_applied(records, numbers, end)
   has_locals = bool(np.any(records['kind'] == traces.Kind.FETCH))
-  list_columns = _list_segments if has_locals else _list_pushes
-  columns = list_columns(records, applied, trace.header)
   num_locals = 0
   if has_locals:
+    columns = _list_segments(records, numbers, applied, trace.header)
     num_locals = traces.statistics.count_learners(trace)
+  else:
+    columns = _list_pushes(records, applied, trace.header)
   return _operations.Operations(
     columns=columns,
     holdings=None,
@@ -168,7 +169,10 @@ def _list_pushes(
 
 
 def _list_segments(
-  records: np.ndarray, applied: np.ndarray, header: dict[str, Any]
+  records: np.ndarray,
+  numbers: np.ndarray | None,
+  applied: np.ndarray,
+  header: dict[str, Any],
 ) -> _operations.Columns:
   """The columns of a trace in which learners step on their own replicas.
 
@@ -214,6 +218,13 @@ def _list_segments(
   )
   chosen, is_push = records[index], is_push[index]
   clock = np.cumsum(is_push)  # After the operation: every push is an update.
+  is_bad = (chosen['read_clock'] > clock) | (chosen['read_clock'] < 0)
+  if np.any(is_bad):  # Of a fetch; pushes have been checked.
+    bad = int(index[np.argmax(is_bad)])
+    raise traces.TraceError(
+      f'Record {_number(numbers, bad)} fetched the weights of clock '
+      f'{records["read_clock"][bad]}, which did not exist then.'
+    )
   return {
     'kind': np.where(is_push, _operations.STEP, _operations.FETCH),
     'own': _fill(-1, len(index)),

@@ -306,7 +306,7 @@ def empty_local(replica: LocalReplica) -> LocalReplica:
 
 
 class Push(NamedTuple):
-  """What a learner has to say about a minibatch."""
+  """A learner's message about a minibatch, or about several."""
 
   message: tuple[Any, Any]  # (gradient, stats), which the layout packs.
   loss: jax.Array  # shape=()
@@ -318,10 +318,10 @@ class LearnerFunctions(NamedTuple):
 
   Attributes:
     compute: `(parts, data, seed, learner, step) -> Push`.
-    start_copy: `(parts) -> copy`, for a learner that steps on its own.
-    keep_copy: `(copy, parts) -> copy`: new weights; what it has gathered stays.
-    step_copy: `(copy, data, seed, learner, step, rate) -> copy`.
-    push_copy: `(copy) -> (Push, copy)`: what it gathered, and the copy without.
+    start_copy: `(parts) -> local`: a replica of the learner's own.
+    keep_copy: `(local, parts) -> local`: new weights; the sums stay.
+    step_copy: `(local, data, seed, learner, step, rate) -> local`.
+    push_copy: `(local) -> (Push, local)`: the sums, and the replica without.
   """
 
   compute: Callable[..., Push]
@@ -332,7 +332,7 @@ class LearnerFunctions(NamedTuple):
 
 
 class ServerFunctions(NamedTuple):
-  """A server's work on parts of buffers; as `Update`, which see.
+  """A server's work on views of buffers, jitted; see `Update`.
 
   Attributes:
     init: `(params, stats) -> state`.
@@ -358,12 +358,12 @@ class ServerFunctions(NamedTuple):
 def make_learner(
   task: tasks.Task, layout: _layout.Layout, num_devices: int = 1
 ) -> LearnerFunctions:
-  """Compiles what a learner computes.
+  """Compiles a learner's work.
 
   Args:
-    task: What is learned.
-    layout: Of (params, stats).
-    num_devices: Over how many of this process's devices a minibatch is spread.
+    task: The task to learn.
+    layout: The layout of (params, stats).
+    num_devices: Devices of this process that a minibatch is spread over.
 
   Returns:
     The functions.
@@ -389,7 +389,7 @@ def _compile_learner(
   local_step: Callable[..., LocalReplica],
   layout: _layout.Layout,
 ) -> LearnerFunctions:
-  """The same functions each time, so that nothing is compiled twice."""
+  """Compiles a learner's functions."""
 
   def make_push(result: _gradient.Gradient) -> Push:
     numbers = jax.tree.leaves((result.gradient, result.loss))
@@ -425,11 +425,11 @@ def _compile_learner(
 
 @functools.lru_cache(maxsize=32)
 def make_server(update: Update, layout: _layout.Layout) -> ServerFunctions:
-  """Compiles what a server does, for gradients that come in buffers.
+  """Compiles a server's work, for gradients in buffers.
 
   Args:
-    update: What `make_update` gave.
-    layout: Of (params, stats).
+    update: The result of `make_update`.
+    layout: The layout of (params, stats).
 
   Returns:
     The functions; those that take a state donate it.

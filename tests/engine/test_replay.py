@@ -404,6 +404,10 @@ DAMAGES = {
     *('asynchronous', 7, 'apply_clock', 50),
     'in order and without gaps; record 7 is of the update at clock 50',
   ),
+  'a fetch from the future': (
+    *('downpour, rarely', 8, 'read_clock', 9),
+    'Record 8 fetched the weights of clock 9, which did not exist then',
+  ),
   'kind of a node': ('pull', 3, 'kind', 9, 'Record 3 has kind=9, which must'),
   'node': ('pull', 3, 'node', 4, 'Record 3 has node=4, which must be a node'),
   'version of a peer': (
