@@ -139,32 +139,40 @@ def _list_pushes(
   Vectorised, and with narrow columns: there may be ten million records.
   """
   size = len(applied)
-  is_all = size == len(records)  # Then nothing needs to be picked out.
-  chosen: Any = slice(None) if is_all else applied
+  # If all records are pushes, nothing needs to be picked out.
+  chosen = slice(None) if size == len(records) else applied
   clocks = records['apply_clock'][chosen]
-  read_clock = records['read_clock'][chosen].astype(np.int32)
   steps_per_push = int(header.get('steps_per_push', 1))
   is_update = np.diff(clocks, append=clocks[-1] + 1) > 0
   # If the next record saw the same clock, the update was not made by then.
   next_clock = np.append(records['arrive_clock'], clocks[-1] + 1)[applied + 1]
-  return {
-    'kind': np.where(
-      is_update, _operations.STEP, _operations.ACCUMULATE
-    ).astype(np.int8),
-    'own': _fill(-1, size),
-    'source': read_clock,
+  kind = np.where(is_update, _operations.STEP, _operations.ACCUMULATE)
+  columns = _list_common(records, chosen, header) | {
+    'kind': kind.astype(np.int8),
     'write': np.where(is_update, clocks + 1, -1).astype(np.int32),
-    'worker': records['learner'][chosen],
     'step': records['step'][chosen] * steps_per_push,
-    'time': records['arrive_time'][chosen],
     'num_steps': _fill(steps_per_push, size),
-    'staleness': (clocks - read_clock).astype(np.int32),
-    'num_learners': _count_present(records, header)[chosen],
     'is_reset': _fill(False, size),
     'is_separate': is_update & (next_clock == clocks),
+  }
+  columns['staleness'] = (clocks - columns['source']).astype(np.int32)
+  columns['local_version'] = columns['source']
+  return columns
+
+
+def _list_common(
+  records: np.ndarray, chosen: slice | np.ndarray, header: dict[str, Any]
+) -> _operations.Columns:
+  """The columns that are the same whether learners have replicas or not."""
+  source = records['read_clock'][chosen].astype(np.int32)
+  return {
+    'own': _fill(-1, len(source)),
+    'source': source,
+    'worker': records['learner'][chosen],
+    'time': records['arrive_time'][chosen],
+    'num_learners': _count_present(records, header)[chosen],
     'call': records['call'][chosen],
     'num_devices': _list_devices(records)[chosen],
-    'local_version': read_clock,
   }
 
 
@@ -225,23 +233,15 @@ def _list_segments(
       f'Record {_number(numbers, bad)} fetched the weights of clock '
       f'{records["read_clock"][bad]}, which did not exist then.'
     )
-  return {
+  staleness = chosen['apply_clock'] - chosen['read_clock']
+  return _list_common(records, index, header) | {
     'kind': np.where(is_push, _operations.STEP, _operations.FETCH),
-    'own': _fill(-1, len(index)),
-    'source': chosen['read_clock'],
     'write': np.where(is_push, clock, -1),
-    'worker': chosen['learner'],
     'step': step,
-    'time': chosen['arrive_time'],
     'num_steps': num_steps,
-    'staleness': np.where(
-      is_push, chosen['apply_clock'] - chosen['read_clock'], 0
-    ),
-    'num_learners': _count_present(records, header)[index],
-    'is_reset': is_reset.astype(bool),
+    'staleness': np.where(is_push, staleness, 0),
+    'is_reset': is_reset,
     'is_separate': _fill(False, len(index)),
-    'call': chosen['call'],
-    'num_devices': _list_devices(records)[index],
     'local_version': version,
   }
 
