@@ -13,7 +13,7 @@ from jasgd import tasks
 
 
 class Gradient(NamedTuple):
-  """What a learner sends to the server."""
+  """A gradient and what comes with it, as a learner sends them."""
 
   gradient: Any  # Like the params.
   stats: Any  # The statistics after this minibatch.
@@ -23,7 +23,7 @@ class Gradient(NamedTuple):
 def make_gradient(
   task: tasks.Task, num_devices: int = 1
 ) -> Callable[..., Gradient]:
-  r"""Compiles the gradient of a task: all that a learner computes.
+  r"""Compiles the gradient of a task.
 
   .. math:: g = \nabla f(w; \text{seed}, \text{learner}, \text{step})
 
@@ -31,8 +31,8 @@ def make_gradient(
   says so, and the mean is taken.
 
   Args:
-    task: What is learned.
-    num_devices: Over how many of this process's devices a minibatch is spread.
+    task: The task to learn.
+    num_devices: Devices of this process that a minibatch is spread over.
       The gradient is that of the whole, but for rounding.
 
   Returns:
@@ -56,7 +56,7 @@ def make_gradient(
   return _compile(task.loss, batches, num_parts, num_devices)
 
 
-# The functions are what counts, and not the task: this keeps no data alive.
+# The key has the functions, and not the task: this keeps no data alive.
 @functools.lru_cache(maxsize=32)
 def _compile(
   loss: Callable[..., Any],
@@ -64,7 +64,7 @@ def _compile(
   num_parts: int,
   num_devices: int,
 ) -> Callable[..., Gradient]:
-  """The same function each time, so that nothing is compiled twice."""
+  """Compiles a gradient; cached, so that nothing is compiled twice."""
   differentiate = jax.value_and_grad(loss, has_aux=True)
 
   def gradient(
@@ -112,7 +112,7 @@ def _sum_parts(
 
 
 def choose_devices(batch: int) -> int:
-  """Over how many of this process's devices a minibatch can be spread."""
+  """Number of this process's devices that can share a minibatch evenly."""
   num_devices = jax.local_device_count()
   while batch % num_devices:
     num_devices -= 1
@@ -133,7 +133,7 @@ def _make_sharding(num_devices: int, *axes: str) -> sharding.NamedSharding:
 
 
 def _constrain(tree: Any, num_devices: int, *axes: str) -> Any:
-  """Says to the compiler how arrays lie on the devices."""
+  """Tells the compiler how arrays are placed on the devices."""
   placed = _make_sharding(num_devices, *axes)
   return jax.tree.map(
     lambda leaf: lax.with_sharding_constraint(leaf, placed), tree

@@ -1,4 +1,4 @@
-"""Weights as one flat buffer: what is sent, published and kept."""
+"""Weights as one flat buffer, to be sent, published and kept."""
 
 import dataclasses
 import functools
@@ -12,21 +12,21 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-# Below that, jax copies what it could use as it is.
+# jax copies a buffer with a smaller alignment, and uses others in place.
 _ALIGNMENT = 64
 
-# A digest looks at so many numbers, far from each other: it must cost nothing.
+# Numbers that a digest reads, far from each other: it must cost nothing.
 _DIGEST_SIZE = 256
 
 WIRE_DTYPES = ('float32', 'bfloat16')
 
-# One array for each dtype: views of a buffer.
-Parts = tuple[Any, ...]
+# Views of a buffer: one array for each dtype.
+BufferViews = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-  """Where a leaf is: in which part, from where on, and what it is."""
+  """Where a leaf is: its part, its place in it, its shape and dtype."""
 
   name: str
   shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-  """All leaves of one dtype: from where to where they are, in bytes."""
+  """All leaves of one dtype: their place in the buffer, in bytes."""
 
   dtype: Any
   start: int
@@ -54,7 +54,7 @@ class Layout:
   costs nothing. Equal layouts are equal keys.
 
   Attributes:
-    size: Of a buffer, in bytes.
+    size: Size of a buffer, in bytes.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -72,7 +72,7 @@ class Layout:
   parts: tuple[_Part, ...]
   size: int
 
-  def view(self, buffer: np.ndarray) -> Parts:
+  def view(self, buffer: np.ndarray) -> BufferViews:
     """The parts of a buffer, as arrays that share its memory."""
     return tuple(
       [buffer[part.start : part.stop].view(part.dtype) for part in self.parts]
@@ -88,7 +88,7 @@ class Layout:
       target = parts[leaf.part][leaf.start : leaf.stop]
       target[...] = np.asarray(array).reshape(-1)
 
-  def split(self, parts: Parts) -> Any:
+  def split(self, parts: BufferViews) -> Any:
     """The tree in some parts; for use inside of compiled functions."""
     leaves = []
     for leaf in self.leaves:
@@ -109,12 +109,12 @@ class Layout:
     )
 
   def digest(self, buffer: np.ndarray) -> int:
-    """A number from 1 to 65535 by which to tell one buffer from another.
+    """A checksum from 1 to 65535, to tell one buffer from another.
 
-    It looks at some of the numbers only; where weights differ at all, most do.
+    It reads some of the numbers only: where weights differ at all, most do.
     """
     checksum = 0
-    for part in self.view(buffer):  # What lies between them means nothing.
+    for part in self.view(buffer):  # Bytes between the parts have no meaning.
       stride = max(1, len(part) // _DIGEST_SIZE)
       chosen = np.ascontiguousarray(part[::stride])
       checksum = zlib.crc32(chosen.view(np.uint8).data, checksum)
@@ -122,7 +122,7 @@ class Layout:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A short text that is another for any other layout."""
+    """A 16-digit hash: equal for equal layouts."""
     texts = [
       f'{leaf.name} {leaf.shape} {leaf.dtype} {self.parts[leaf.part].dtype}'
       for leaf in self.leaves
@@ -135,7 +135,7 @@ def make_layout(tree: Any, wire_dtype: str = 'float32') -> Layout:
 
   Args:
     tree: Arrays, or what `jax.eval_shape` gives.
-    wire_dtype: What float32 is rounded to in a buffer, to save bytes.
+    wire_dtype: The dtype that float32 is rounded to, to save bytes.
 
   Returns:
     The layout.

@@ -15,9 +15,9 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-# Up to so many bytes a node gets what all have, by one message of each; beyond,
-# it adds up its share, and all send the sums around: as few bytes as with
-# `lax.psum`, but twice as many messages.
+# Up to so many bytes each node receives the arrays of all others and adds them.
+# Beyond, each node adds up its share, and all nodes exchange the sums: as few
+# bytes as with `lax.psum`, but twice as many messages.
 _MAX_GATHERED = 2**22
 
 
@@ -26,7 +26,7 @@ def average(trees: Sequence[Any]) -> Any:
   """The mean of trees of arrays.
 
   Args:
-    trees: What each node has, in the order of their numbers.
+    trees: The trees of the nodes, in the order of their numbers.
 
   Returns:
     A tree with the mean of the floats, in their own dtypes; sums are in float32
@@ -80,14 +80,14 @@ def make_group_average(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
 
 
 def count_mean_messages(size: int, num_nodes: int) -> float:
-  """How many messages of weights a node sends for one mean of all.
+  """Number of messages of weights that a node sends for one mean of all.
 
   Args:
-    size: Of the weights, in bytes.
-    num_nodes: How many nodes there are.
+    size: Size of the weights, in bytes.
+    num_nodes: Number of nodes.
 
   Returns:
-    The number; parts of a message count as such.
+    The number; parts of a message count as fractions.
 
   Examples:
     >>> from jasgd import engine
@@ -128,7 +128,7 @@ def _average_flat(own: jax.Array, axis_name: str) -> jax.Array:
 
 
 def _average_rows(rows: Any) -> jax.Array:
-  """Additions, then one division: nothing that a compiler may fuse."""
+  """The mean: additions, then one division, which no compiler fuses."""
   if not jnp.issubdtype(rows[0].dtype, jnp.inexact):
     return rows[0]
   dtype = jnp.promote_types(rows[0].dtype, jnp.float32)

@@ -1,204 +1,482 @@
-"""From the records of a trace to what is computed, one event at a time."""
+"""From a trace to a plan: what is computed, in which slots, at which rates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
+import gc
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jasgd import protocols
 from jasgd import traces
-from jasgd.engine import _events
+from jasgd.engine import _operations
+from jasgd.engine import _readers
+from jasgd.engine import _slots
+
+SERVER = _operations.SERVER
+FETCH = _operations.FETCH
+
+
+class Steps(NamedTuple):
+  """Columns with an entry for each operation on minibatches.
+
+  `own`, `source`, `write`, `state_read` and `state_write` are slots. All others
+  are described at `Operation` and at `SERVER_COLUMNS`.
+  """
+
+  kind: np.ndarray
+  worker: np.ndarray
+  step: np.ndarray
+  own: np.ndarray
+  source: np.ndarray
+  write: np.ndarray
+  state_read: np.ndarray
+  state_write: np.ndarray
+  rate: np.ndarray  # The factor on the optimizer's updates.
+  num_steps: np.ndarray
+  staleness: np.ndarray
+  num_learners: np.ndarray
+  is_reset: np.ndarray
+  is_separate: np.ndarray
+  call: np.ndarray
+  num_devices: np.ndarray
+  local_rate: np.ndarray  # The factor on a learner's own steps.
+
+
+class Mixes(NamedTuple):
+  """Columns with an entry for each operation without a minibatch."""
+
+  kind: np.ndarray
+  own: np.ndarray
+  source: np.ndarray
+  write: np.ndarray
+  own_weight: np.ndarray
+  weight: np.ndarray
+  state_read: np.ndarray
+  state_write: np.ndarray
+  rate: np.ndarray  # Of an UPDATE.
+
+
+class Located(NamedTuple):
+  """Where the replicas of a plan are, with an entry for each."""
+
+  slot: np.ndarray
+  state: np.ndarray
+  version: np.ndarray
+
+
+class _Moves(NamedTuple):
+  """Columns with an entry for each change of where a replica is."""
+
+  clock: np.ndarray
+  row: np.ndarray  # The place in `Plan.replicas`.
+  slot: np.ndarray
+  state: np.ndarray
+  version: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-  """What replay computes: arrays with an entry for each event.
+  """What replay computes, and where it keeps the results.
 
-  An event is a gradient that was applied. If learners fetch apart from their
-  pushes (`has_copies`) they step on copies of the weights, and an event is the
-  steps up to a push or to a fetch.
-
-  A version of the weights is kept in a slot from the update that made it to the
-  last event that reads it, so that there are as few slots as can be: never more
-  than learners and one, nor than the largest staleness and one. Versions that
-  nobody reads go to one more slot, the last.
+  The clock of a replay counts updates: those of the server, each of one or
+  several steps; or the steps of all nodes, each with the mixes up to the next
+  one.
 
   Attributes:
-    learner: Who.
-    step: The first minibatch.
-    num_steps: How many minibatches.
-    staleness: Of the push.
-    is_push: Whether it ends with a push; otherwise with a fetch.
-    is_update: Whether that push is the last of an update.
-    is_alone: Whether that update came by itself later, as somebody left.
-    is_reset: Whether the learner begins a new life: what it gathered is lost.
-    num_learners: How many were there.
-    read_clock: Of the weights that are read: by a push, those that the learner
-      last got.
-    read_slot: Where those are.
-    write_slot: Where those go that the update makes.
-    time: When the server handled it.
-    samples: Of all applied gradients so far, with this one.
-    rate: Of the update, as a factor.
-    local_rate: Of the learner's own steps, as a factor: that of the update
-      which was next when the weights were read that it steps from.
-    ends: [updates + 1]: the events of update u are `ends[u]` to `ends[u + 1]`.
-    num_slots: With the last.
-    num_copies: Learners that have a copy of their own.
-    has_rates: Whether there is a schedule; else all rates are 1.
-    is_single: Whether every update is of one gradient.
-    is_first: Whether the push is the first of its update.
-    call: Updates with equal numbers above 0 were made by one call.
-    num_devices: Over how many devices the learner spread a minibatch.
-    wire_dtype: What float32 was rounded to in messages.
+    steps: Operations on minibatches.
+    mixes: All other operations.
+    step_ends: [updates + 1]: the steps of update u are those from
+      `step_ends[u]` to `step_ends[u + 1]`.
+    mix_ends: [steps + 1]: number of mixes made before the next step; at 0 those
+      before the first.
+    time: [updates + 1]: when the last step was done, at each clock.
+    samples: [updates + 1]: samples of all gradients applied, at each clock.
+    replicas: The numbers of all replicas with records: `SERVER` is the server
+      or the centre.
+    num_slots: Slots for weights; the first holds the weights to start from. The
+      last one of a server's plan is written, but never read.
+    num_states: Slots for the states of nodes' optimizers.
+    num_locals: Learners with a replica of their own.
+    has_server: Whether learners push to a server; otherwise nodes step and mix.
+    has_rates: Whether there is a schedule; otherwise all rates are 1.
+    is_single: Whether every update has one gradient.
+    averages_gradients: Whether nodes average gradients, and not weights.
+    wire_dtype: The dtype that float32 was rounded to in messages.
+    masses: Of push-sum, from (node, version) to a mass; {}: there are none.
+    digests: From a clock to the digest of a real server's weights.
   """
 
-  learner: np.ndarray
-  step: np.ndarray
-  num_steps: np.ndarray
-  staleness: np.ndarray
-  is_push: np.ndarray
-  is_update: np.ndarray
-  is_alone: np.ndarray
-  is_reset: np.ndarray
-  num_learners: np.ndarray
-  read_clock: np.ndarray
-  read_slot: np.ndarray
-  write_slot: np.ndarray
+  steps: Steps
+  mixes: Mixes
+  step_ends: np.ndarray
+  mix_ends: np.ndarray
   time: np.ndarray
   samples: np.ndarray
-  rate: np.ndarray
-  local_rate: np.ndarray
-  is_first: np.ndarray
-  call: np.ndarray
-  num_devices: np.ndarray
-  ends: np.ndarray
+  replicas: tuple[int, ...]
   num_slots: int
-  num_copies: int
+  num_states: int
+  num_locals: int
+  has_server: bool
   has_rates: bool
   is_single: bool
+  averages_gradients: bool
   wire_dtype: str
+  masses: dict[tuple[int, int], float]
+  digests: dict[int, int]
+  moves: _Moves | None
 
   @property
   def num_updates(self) -> int:
-    """How many updates there are."""
-    return len(self.ends) - 1
+    """The clock at the end."""
+    return len(self.step_ends) - 1
 
   @property
-  def has_copies(self) -> bool:
-    """Whether learners step on copies of their own."""
-    return self.num_copies > 0
+  def nodes(self) -> tuple[int, ...]:
+    """The numbers of the replicas that are nodes'."""
+    return tuple(each for each in self.replicas if each != SERVER)
+
+  @property
+  def has_local_steps(self) -> bool:
+    """Whether learners step on replicas of their own."""
+    return self.num_locals > 0 or bool(np.any(self.steps.num_steps > 1))
 
   def find_call_end(self, clock: int) -> int:
     """The next clock, from this one on, that is not within a call."""
-    calls = self.call[self.ends[1:] - 1]
-    while 0 < clock < len(calls) and calls[clock - 1] == calls[clock] > 0:
+    calls, ends = self.steps.call, self.step_ends
+
+    def get_call(clock: int) -> int:
+      return int(calls[ends[clock] - 1])
+
+    while (
+      0 < clock < self.num_updates
+      and get_call(clock) == get_call(clock + 1) > 0
+    ):
       clock += 1
     return clock
 
+  def locate(self, clock: int) -> Located:
+    """Where all replicas are, at a clock.
+
+    Args:
+      clock: The clock.
+
+    Returns:
+      Slots and versions in the order of `replicas`. A server's weights are in
+      its state, and in no slot: 0.
+    """
+    located = Located(*np.zeros((3, len(self.replicas)), int))
+    if self.moves is None:
+      located.version[:] = clock
+      return located
+    end = np.searchsorted(self.moves.clock, clock, 'right')
+    rows = self.moves.row[:end]
+    for name in Located._fields:  # Of several moves, the last one counts.
+      getattr(located, name)[rows] = getattr(self.moves, name)[:end]
+    return located
+
+  def find_shares(self, clock: int) -> np.ndarray | None:
+    """The shares of nodes in their mean, at a clock: those of their masses.
+
+    Mass that is in a message counts for the node that has sent it.
+
+    Args:
+      clock: The clock.
+
+    Returns:
+      Numbers that sum to 1; None if nodes have no masses, or none is left.
+    """
+    nodes = self.nodes
+    versions = self.locate(clock).version[: len(nodes)].tolist()
+    masses = np.array(
+      [
+        self.masses.get(each, 1.0)  # A node begins with a mass of 1.
+        for each in zip(nodes, versions, strict=True)
+      ]
+    )
+    if not self.masses or not masses.any():
+      return None
+    return masses / masses.sum()
+
 
 def make_plan(
-  trace: traces.Trace,
+  trace: traces.Trace | traces.NodeTrace,
   *,
   num_samples: int,
   batch: int,
   get_rate: Callable[[float], float] | None = None,
   num_updates: int | None = None,
+  until: Mapping[int, int] | None = None,
 ) -> Plan:
   """Reads a trace.
 
   Args:
-    trace: From its first update on.
-    num_samples: An epoch.
+    trace: The trace of a server, from its first update on, or of nodes.
+    num_samples: Samples of an epoch.
     batch: Samples per minibatch, whatever the trace was simulated with.
-    get_rate: From the epochs before an update to the factor of its rate.
-    num_updates: Where to stop; None: with the last update that was made.
+    get_rate: From the epochs before an update to the factor of its rate. A node
+      counts epochs by its own steps, see `count_epochs`.
+    num_updates: Where to stop in a server's trace; None: at its end.
+    until: From replicas to the versions to come to, in a trace of nodes; what
+      these do not depend on is left out. None: all.
 
   Returns:
     The plan.
 
   Raises:
-    TraceError: if updates are missing, or a gradient was computed on weights
-      that did not exist yet.
+    ValueError: if `num_updates` or `until` is of the other kind of trace.
+    TraceError: if the trace cannot be executed.
   """
-  records = np.asarray(trace.records)[~trace.is_void]
-  end = trace.end_clock if num_updates is None else num_updates
-  applied = _events.find_applied(records, end)
-  has_copies = bool(np.any(records['kind'] == traces.Kind.FETCH))
-  list_columns = _events.list_segments if has_copies else _events.list_gradients
-  columns = list_columns(records, applied, trace.header)
-  steps_per_push = int(trace.header.get('steps_per_push', 1))
-  columns['samples'] = np.cumsum(columns['is_push']) * batch * steps_per_push
-  ends = np.append(0, np.flatnonzero(columns['is_update']) + 1)
-  read_slot, write_slot, num_slots = _allocate_slots(
-    columns['read_clock'], ends
-  )
-  rates = _get_rates(columns['samples'], ends, num_samples, get_rate)
-  clock = np.cumsum(columns['is_update']) - columns['is_update']
-  is_push = columns['is_push']
-  # A push is the first of its update if no push came between.
-  num_pushes = np.cumsum(is_push) - is_push
-  is_first = num_pushes == num_pushes[ends[np.minimum(clock, len(ends) - 2)]]
-  copy_clock = columns.pop('copy_clock')
-  return Plan(
-    **columns,
-    read_slot=read_slot,
-    write_slot=write_slot,
-    rate=rates[clock],
-    local_rate=rates[copy_clock],
-    is_first=is_push & is_first,
-    ends=ends,
-    num_slots=num_slots,
-    num_copies=traces.statistics.count_learners(trace) if has_copies else 0,
-    has_rates=get_rate is not None,
-    is_single=len(ends) - 1 == len(applied),
-    wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
-  )
+  is_server = isinstance(trace, traces.Trace)
+  if (until if is_server else num_updates) is not None:
+    raise ValueError(
+      'num_updates is for the trace of a server, and until for one of nodes.'
+    )
+  if isinstance(trace, traces.Trace):
+    made = _readers.read_server(trace, num_updates)
+    return _plan_server(trace, made, get_rate, num_samples, batch)
+  with _without_collector():
+    made = _readers.read_nodes(trace, until)
+  return _plan_nodes(trace, made, get_rate, num_samples, batch)
 
 
-def _allocate_slots(
-  read_clock: np.ndarray, ends: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, int]:
-  """Gives every version that is read a slot for as long as it is needed."""
-  num_events = len(read_clock)
-  num_versions = max(len(ends), int(read_clock.max()) + 1)
-  last_read = np.full(num_versions, -1)
-  reads = np.flatnonzero(read_clock >= 0)
-  last_read[read_clock[reads]] = reads
-  is_last = np.zeros(num_events, bool)
-  is_last[last_read[last_read >= 0]] = True
-  slot_of = np.full(num_versions, -1)
-  slot_of[0] = 0
-  free: list[int] = []
-  num_slots = 1
-  start = 0
-  for version, end in enumerate(ends[1:].tolist(), start=1):
-    done = read_clock[start:end][is_last[start:end]]
-    free.extend(slot_of[done].tolist())
-    if last_read[version] >= 0:
-      if not free:
-        free.append(num_slots)
-        num_slots += 1
-      slot_of[version] = free.pop()
-    start = end
-  write_slot = np.full(num_events, -1)
-  write_slot[ends[1:] - 1] = slot_of[1 : len(ends)]
-  read_slot = np.where(read_clock >= 0, slot_of[read_clock], -1)
-  # Nobody reads the last slot.
-  return (
-    np.where(read_slot < 0, num_slots, read_slot),
-    np.where(write_slot < 0, num_slots, write_slot),
-    num_slots + 1,
-  )
+def count_epochs(
+  num_steps: int, *, num_nodes: int, batch: int, num_samples: int
+) -> float:
+  """The epochs of all nodes, if each has made so many steps.
+
+  A node finds its rate by these: it knows its own steps and no others'.
+
+  Args:
+    num_steps: Steps that the node has made.
+    num_nodes: Number of nodes.
+    batch: Samples per step.
+    num_samples: Samples of an epoch.
+
+  Returns:
+    The epochs.
+
+  Examples:
+    >>> from jasgd import engine
+    >>> engine.count_epochs(10, num_nodes=4, batch=16, num_samples=320)
+    2.0
+  """
+  return num_steps * num_nodes * batch / num_samples
 
 
-def _get_rates(
-  samples: np.ndarray,
-  ends: np.ndarray,
-  num_samples: int,
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+  """Turns off garbage collection: millions of small objects have no cycles."""
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_enabled:
+      gc.enable()
+
+
+# --- A server.
+
+
+def _plan_server(
+  trace: traces.Trace,
+  made: _operations.Operations,
   get_rate: Callable[[float], float] | None,
-) -> np.ndarray:
-  """The factor at each clock, by the samples applied before; and at the end."""
-  if get_rate is None:
-    return np.ones(len(ends))
-  before = np.append(0, samples[ends[1:] - 1])
-  return np.array([get_rate(float(count) / num_samples) for count in before])
+  num_samples: int,
+  batch: int,
+) -> Plan:
+  """The plan of a server."""
+  columns = made.columns
+  kind, size = columns['kind'], len(columns['kind'])
+  is_update, is_push = kind == _operations.STEP, kind != _operations.FETCH
+  ends = np.append(0, np.flatnonzero(is_update) + 1)
+  per_push = batch * int(trace.header.get('steps_per_push', 1))
+  if made.num_locals:
+    num_pushes = np.append(0, np.cumsum(is_push))[ends]
+  else:
+    num_pushes = ends
+  samples = num_pushes * per_push
+  slots, num_slots = _slots.allocate(
+    (columns['own'], columns['source']), columns['write']
+  )
+  # One more slot, for versions that nothing reads.
+  slots[slots < 0] = num_slots
+  slots = np.append(slots, np.int32(num_slots))  # Found at -1: no new version.
+  zeros = np.broadcast_to(np.int32(0), size)
+  rate = local_rate = np.broadcast_to(np.float64(1.0), size)
+  if get_rate is not None:
+    epochs = (samples / num_samples).tolist()
+    rates = np.array([get_rate(each) for each in epochs])
+    rate = rates[np.cumsum(is_update) - is_update]
+    local_rate = rates[columns['local_version']]
+  columns |= {
+    'own': zeros,
+    'source': slots[columns['source']],
+    'write': slots[columns['write']],
+    'state_read': zeros,
+    'state_write': zeros,
+    'rate': rate,
+    'local_rate': local_rate,
+  }
+  return Plan(
+    steps=Steps(*(columns[name] for name in Steps._fields)),
+    mixes=Mixes(*(np.zeros(0, int) for _ in Mixes._fields)),
+    step_ends=ends,
+    mix_ends=np.broadcast_to(np.int32(0), size + 1),
+    time=np.append(0.0, columns['time'][ends[1:] - 1]),
+    samples=samples,
+    replicas=made.replicas,
+    num_slots=num_slots + 1,
+    num_states=1,
+    num_locals=made.num_locals,
+    has_server=True,
+    has_rates=get_rate is not None,
+    is_single=len(ends) - 1 == np.count_nonzero(is_push),
+    averages_gradients=False,
+    wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
+    masses={},
+    digests=_read_digests(trace),
+    moves=None,
+  )
+
+
+def _read_digests(trace: traces.Trace) -> dict[int, int]:
+  """The digests that a server recorded, from the clock after each update."""
+  records = trace.records
+  is_known = records['digest'] != 0
+  if not np.any(is_known):
+    return {}
+  is_known &= ~trace.is_void
+  is_known &= records['kind'] == traces.Kind.GRADIENT
+  is_known &= records['fate'] == protocols.Fate.APPLIED
+  clocks = (records['apply_clock'][is_known] + 1).tolist()
+  return dict(zip(clocks, records['digest'][is_known].tolist(), strict=True))
+
+
+# --- Nodes.
+
+
+def _plan_nodes(
+  trace: traces.NodeTrace,
+  made: _operations.Operations,
+  get_rate: Callable[[float], float] | None,
+  num_samples: int,
+  batch: int,
+) -> Plan:
+  """The plan of nodes."""
+  columns = made.columns
+  is_step = np.isin(columns.get('kind', []), _operations.STEP_KINDS)
+  if not np.any(is_step):
+    raise traces.TraceError('A trace without any step cannot be replayed.')
+  columns['rate'] = np.ones(len(is_step))
+  columns['local_rate'] = columns['rate']
+  if get_rate is not None:
+    steps, place = np.unique(columns['step'], return_inverse=True)
+    sizes = {'batch': batch, 'num_samples': num_samples}
+    rates = [
+      get_rate(count_epochs(step, num_nodes=trace.num_nodes, **sizes))
+      for step in steps.tolist()
+    ]
+    columns['rate'] = np.array(rates, float)[place]
+  moves, num_slots, num_states = _place(made)
+  num_done = np.cumsum(is_step)
+  num_steps = int(num_done[-1])
+  # What comes before the first step is made with it.
+  clock = np.maximum(1, np.append(0, num_done)[moves.clock])
+  counts = np.arange(num_steps + 1)
+  return Plan(
+    steps=Steps(*(columns[name][is_step] for name in Steps._fields)),
+    mixes=Mixes(*(columns[name][~is_step] for name in Mixes._fields)),
+    step_ends=counts,
+    mix_ends=np.searchsorted(num_done[~is_step], counts, 'right'),
+    time=np.append(0.0, columns['time'][is_step]),
+    samples=counts * batch,
+    replicas=made.replicas,
+    num_slots=num_slots,
+    num_states=num_states,
+    num_locals=0,
+    has_server=False,
+    has_rates=get_rate is not None,
+    is_single=True,
+    averages_gradients=trace.header.get('averages') == 'gradients',
+    wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
+    masses=_find_masses(trace),
+    digests={},
+    moves=moves._replace(clock=clock),
+  )
+
+
+def _place(made: _operations.Operations) -> tuple[_Moves, int, int]:
+  """Gives all values slots, and writes them into the columns.
+
+  Args:
+    made: The operations; their columns of values become columns of slots.
+
+  Returns:
+    The moves of replicas, whose clock is the number of operations before, and
+    the numbers of slots for weights and for states.
+  """
+  columns, holdings = made.columns, made.holdings
+  assert holdings is not None  # Of nodes.
+  num_replicas = len(made.replicas)
+  slots, num_slots = _slots.allocate(
+    (columns['own'], columns['source']),
+    columns['write'],
+    (holdings.replica, holdings.value, holdings.after),
+    num_replicas,
+  )
+  states, num_states = _slots.allocate(
+    (columns['state_read'],),
+    columns['state_write'],
+    (holdings.replica, holdings.state, holdings.after),
+    num_replicas,
+  )
+  # Values that nothing needs: written where nothing is read.
+  if np.any(slots < 0):
+    slots[slots < 0] = num_slots
+    num_slots += 1
+  if np.any(states < 0):
+    states[states < 0] = num_states
+    num_states += 1
+  for name in ('own', 'source', 'write'):
+    columns[name] = slots[columns[name]]
+  # An operation that leaves a state alone writes it to where it was.
+  read = np.maximum(columns['state_read'], 0)
+  written = columns['state_write']
+  columns['state_read'] = states[read]
+  columns['state_write'] = states[np.where(written < 0, read, written)]
+  rows: dict[int, int] = {each: row for row, each in enumerate(made.replicas)}
+  row = np.array([rows[each] for each in holdings.replica.tolist()], int)
+  return (
+    _Moves(
+      holdings.after,
+      row,
+      slots[holdings.value],
+      states[holdings.state],
+      holdings.version,
+    ),
+    num_slots,
+    num_states,
+  )
+
+
+def _find_masses(trace: traces.NodeTrace) -> dict[tuple[int, int], float]:
+  """The mass that a node had when a version of its weights was made."""
+  records: Any = trace.records
+  if not records['mass'].any():
+    return {}
+  kinds = (
+    traces.NodeKind.STEP,
+    traces.NodeKind.MIX,
+    traces.NodeKind.RESTART,
+    traces.NodeKind.JOIN,
+  )
+  made = records[np.isin(records['kind'], kinds)]
+  names = zip(made['node'].tolist(), made['version'].tolist(), strict=True)
+  masses = dict(zip(names, made['mass'].tolist(), strict=True))
+  if trace.header.get('is_recorded'):  # A node that never came has no mass.
+    missing = set(range(trace.num_nodes)).difference(records['node'].tolist())
+    masses |= {(node, 0): 0.0 for node in missing}
+  return masses

@@ -1,48 +1,66 @@
-"""`replay`: what does a trace do to the weights?"""
+"""Replay: what does a trace do to the weights?"""
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jasgd import gossip
 from jasgd import tasks
 from jasgd import traces
 from jasgd import transforms
-from jasgd.engine import _nodes
+from jasgd.engine import _exact
+from jasgd.engine import _fast
+from jasgd.engine import _node_functions
 from jasgd.engine import _plan
-from jasgd.engine import _run
-from jasgd.engine import _update
+from jasgd.engine import _server_functions
+from jasgd.engine import _slots
+
+MODES = ('exact', 'fast')
+SERVER = _plan.SERVER
 
 # Updates between looks at the loss, if there are no evaluations.
 _DEFAULT_CHUNK = 1000
 
+_Weights = tuple[Any, Any]  # (params, stats)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed:
-  """What replay gives.
+  """The result of a replay.
+
+  A run that diverges ends early: at the next evaluation, or after some updates.
+  Its history ends with the first loss that is not finite.
 
   Attributes:
-    params: The weights after the last update.
-    stats: What is not trained, after the last update.
-    state: The server's whole state.
-    clock: Updates made. A run that diverges ends at the next evaluation, or
-      after some updates, and its history before: with the first loss that is
-      not finite.
-    is_diverged: Whether a loss, or a weight, was not finite.
+    params: The server's weights after its last update; without a server the
+      mean of the nodes' weights, of push-sum by their masses.
+    stats: Likewise, the statistics that are not trained.
+    replicas: From the number of a replica to its (params, stats): -1 is the
+      server or the elastic centre, and node i is i.
+    opt_states: Likewise, the states of optimizers; for -1 the whole state of a
+      server. A centre has none.
+    versions: Likewise, how often the weights have changed.
+    num_updates: Updates of the server, or steps of all nodes.
+    is_diverged: Whether a loss or a weight was not finite.
     history: An entry for each update: `clock` (after it), `epoch`, `time`,
-      `loss` (of the minibatches, before it), `staleness`, `factor` (of the
-      policy) and `gap` (|w - w_read|), each the mean over its gradients.
-    evaluations: An entry for each evaluation: `clock`, `epoch`, `time`, and the
-      task's metrics over its test data.
+      `loss` (of the minibatches, before it). With a server also `staleness`,
+      `factor` (of the policy) and `gap` (|w - w_read|), each the mean over its
+      gradients; without one `worker`.
+    evaluations: An entry for each evaluation: see `Replay.evaluate`.
   """
 
   params: Any
   stats: Any
-  state: _update.ServerState
-  clock: int
+  replicas: dict[int, _Weights]
+  opt_states: dict[int, Any]
+  versions: dict[int, int]
+  num_updates: int
   is_diverged: bool
   history: dict[str, np.ndarray]
   evaluations: dict[str, np.ndarray]
@@ -61,41 +79,37 @@ def replay(
   mode: str = 'fast',
   eval_every: int | None = None,
   init: tuple[Any, Any] | None = None,
-  num_parallel: int = 1,
-) -> Replayed | _nodes.NodesReplayed:
-  """Executes a trace: weights, and how they came about.
+) -> Replayed:
+  """Executes a trace.
 
-  A run is a function of its trace. Replay never asks a protocol: it computes
-  each gradient on the weights that the record says, and applies it when the
-  record says.
-
-  A trace of nodes, which step and mix without a server, is executed in the same
-  way; `policy`, `per_gradient`, `local_rate` and `num_parallel` are a server's
-  and must be left out, and `eval_every` counts the steps of all nodes.
+  A run is a function of its trace. Replay never asks a protocol or a strategy:
+  it computes each gradient on the weights that the record names, and applies it
+  when the record says so.
 
   Args:
-    task: What is learned.
-    optimizer: Any optax optimizer; stepped once per update.
-    trace: What happened, or what a simulation made happen.
-    policy: What the staleness leaves of a gradient, as in
-      `jasgd.scale_by_staleness`.
-    per_gradient: Run on each gradient before the policy.
-    get_rate: A schedule: from epochs, before an update, to a factor on what the
-      optimizer says. An epoch is `task.num_samples` samples of applied
-      gradients.
-    local_rate: The rate at which learners step on their own copy, where they do
-      (downpour); the schedule's factor is applied to it too.
-    seed: Of the first weights, the minibatches, and everything else.
-    mode: 'fast', one compiled loop; or 'exact', call by call as a real server
-      and its learners do it, messages rounded as theirs. They agree but for
-      rounding.
-    eval_every: Updates between evaluations on the test data; None: at the end.
+    task: The task to learn.
+    optimizer: Any optax optimizer: the server's, stepped once per update; or
+      that of the nodes, of which each has a state of its own.
+    trace: The trace of a server or of nodes, recorded or simulated.
+    policy: The factor that staleness leaves of a gradient, as in
+      `jasgd.scale_by_staleness`; only with a server.
+    per_gradient: A transformation of each gradient, before the policy; only
+      with a server.
+    get_rate: A schedule: from epochs, before an update, to a factor on the
+      optimizer's updates. An epoch is `task.num_samples` samples of applied
+      gradients. A node knows its own steps only, and counts as if all nodes had
+      made as many: see `jasgd.engine.count_epochs`.
+    local_rate: The rate at which learners step on their own replicas, where
+      they do (downpour), times the schedule's factor; only with a server.
+    seed: Seed of the first weights, the minibatches, and all other draws.
+    mode: 'fast', one compiled loop; or 'exact', call by call as real processes
+      do it, messages rounded as theirs. They agree but for rounding.
+    eval_every: Updates between evaluations on the test data, or steps of all
+      nodes; None: at the end.
     init: The first (params, stats); None: the task's own, from the seed.
-    num_parallel: In 'fast' mode, the most gradients to compute at once, where
-      they do not depend on each other. For accelerators: a CPU gains nothing.
 
   Returns:
-    The weights and the history: of nodes, a `NodesReplayed`.
+    The weights and the history.
 
   Raises:
     ValueError: if an argument makes no sense.
@@ -108,151 +122,44 @@ def replay(
     ...     protocols.softsync(4), num_learners=8, num_gradients=400)
     >>> task = tasks.make_task('quadratic', batch=1)
     >>> result = jasgd.replay(task, optax.sgd(0.05), trace, policy='inverse')
-    >>> result.clock, len(result.history['loss'])
+    >>> result.num_updates, len(result.history['loss'])
     (200, 200)
   """
-  if mode not in _run.MODES:
-    raise ValueError(
-      f'mode must be one of {", ".join(_run.MODES)}, got {mode!r}.'
-    )
-  if isinstance(trace, traces.NodeTrace):
-    if (policy, per_gradient, local_rate, num_parallel) != (
-      ('constant', None, None, 1)
-    ):
-      raise ValueError(
-        'Nodes have no server, hence no policy, per_gradient, local_rate or '
-        'num_parallel.'
-      )
-    return _nodes.replay_nodes(
-      task,
-      optimizer,
-      trace,
-      get_rate=get_rate,
-      seed=seed,
-      mode=mode,
-      eval_every=eval_every,
-      init=init,
-    )
-  run = _run.Replay(
+  _check_mode(mode)
+  run = Replay(
     task,
-    _update.make_update(optimizer, policy=policy, per_gradient=per_gradient),
+    optimizer,
     _plan.make_plan(
       trace,
       num_samples=task.num_samples,
       batch=task.batch,
       get_rate=get_rate,
     ),
+    policy=policy,
+    per_gradient=per_gradient,
     seed=seed,
     mode=mode,
     local_rate=local_rate,
     chunk=eval_every or _DEFAULT_CHUNK,
     init=init,
-    num_parallel=num_parallel,
   )
   histories, evaluations = [], []
   while not run.is_done:
     histories.append(run.advance())
     if eval_every or run.is_done:
       evaluations.append(run.evaluate())
+  params, stats = run.weights
   return Replayed(
-    params=run.state.params,
-    stats=run.state.stats,
-    state=run.state,
-    clock=run.clock,
+    params=params,
+    stats=stats,
+    replicas=run.replicas,
+    opt_states=run.opt_states,
+    versions=run.versions,
+    num_updates=run.clock,
     is_diverged=run.is_diverged,
     history=_join(histories),
     evaluations=_join(evaluations),
   )
-
-
-def find_difference(
-  task: tasks.Task,
-  optimizer: optax.GradientTransformation,
-  first: traces.Trace,
-  second: traces.Trace,
-  *,
-  policy: transforms.policies.PolicyLike = 'constant',
-  per_gradient: optax.GradientTransformation | None = None,
-  get_rate: Callable[[float], float] | None = None,
-  local_rate: float | None = None,
-  seed: int = 0,
-  init: tuple[Any, Any] | None = None,
-) -> int | None:
-  """The first clock at which two traces give other weights, bit for bit.
-
-  Args:
-    task: What is learned.
-    optimizer: Any optax optimizer.
-    first: A trace.
-    second: Another.
-    policy: As in `replay`, and so are the others.
-    per_gradient: Run on each gradient before the policy.
-    get_rate: The schedule.
-    local_rate: Of learners on their own copies.
-    seed: Of everything that is random.
-    init: The first (params, stats).
-
-  Returns:
-    The clock after the first update that differs, or the end of the shorter
-    trace; None if there is no difference.
-
-  Raises:
-    ValueError: if a trace is one of nodes, which have no clock.
-
-  Examples:
-    >>> import jasgd, optax
-    >>> from jasgd import engine, protocols, tasks
-    >>> first, second = (
-    ...     jasgd.simulate(protocols.constant_delay(d), num_gradients=9)
-    ...     for d in (2, 3))
-    >>> task = tasks.make_task('quadratic', batch=1)
-    >>> engine.find_difference(task, optax.sgd(0.1), first, second)
-    4
-  """
-  for trace in (first, second):
-    if isinstance(trace, traces.NodeTrace):
-      raise ValueError('Traces of nodes have no clock to compare them at.')
-  server = _update.make_update(
-    optimizer, policy=policy, per_gradient=per_gradient
-  )
-  runs = [
-    _run.Replay(
-      task,
-      server,
-      _plan.make_plan(
-        trace,
-        num_samples=task.num_samples,
-        batch=task.batch,
-        get_rate=get_rate,
-      ),
-      seed=seed,
-      mode='exact',
-      local_rate=local_rate,
-      chunk=1,
-      init=init,
-    )
-    for trace in (first, second)
-  ]
-  while not any(run.is_done for run in runs):
-    # One may make several updates by one call, and be ahead.
-    clock = min(run.clock for run in runs)
-    for run in runs:
-      if run.clock == clock:
-        run.advance()
-    is_level = runs[0].clock == runs[1].clock
-    if is_level and not _is_same(*(run.state.params for run in runs)):
-      return runs[0].clock
-  is_longer = runs[0].plan.num_updates != runs[1].plan.num_updates
-  return min(run.clock for run in runs) if is_longer else None
-
-
-def _is_same(first: Any, second: Any) -> bool:
-  """Whether two trees have the same bits."""
-  pairs = zip(
-    *(map(np.asarray, jax.tree.leaves(tree)) for tree in (first, second)),
-    strict=True,
-  )
-  return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def _join(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -261,3 +168,352 @@ def _join(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     name: np.concatenate([np.atleast_1d(row[name]) for row in rows])
     for name in rows[0]
   }
+
+
+class Replay:
+  """A replay under way, chunk by chunk, which can be saved and resumed.
+
+  All replicas start from the same weights.
+
+  Attributes:
+    plan: What is computed.
+    clock: Updates made: those of the server, or steps of all nodes, with all
+      mixes up to the next step.
+    is_diverged: Whether a loss or a weight was not finite.
+
+  Examples:
+    >>> import optax
+    >>> from jasgd import engine, gossip, simulation, tasks
+    >>> task = tasks.make_task('quadratic', batch=1)
+    >>> trace = simulation.simulate_nodes(
+    ...     gossip.Pull(), num_nodes=4, num_steps=25)
+    >>> plan = engine.make_plan(
+    ...     trace, num_samples=task.num_samples, batch=task.batch)
+    >>> run = engine.Replay(task, optax.sgd(0.1), plan, chunk=30)
+    >>> while not run.is_done:
+    ...   history = run.advance()
+    ...   print(run.clock, len(history['loss']))
+    30 30
+    60 30
+    90 30
+    100 10
+  """
+
+  def __init__(
+    self,
+    task: tasks.Task,
+    optimizer: optax.GradientTransformation,
+    plan: _plan.Plan,
+    *,
+    policy: transforms.policies.PolicyLike = 'constant',
+    per_gradient: optax.GradientTransformation | None = None,
+    local_rate: float | None = None,
+    seed: int = 0,
+    mode: str = 'fast',
+    chunk: int = _DEFAULT_CHUNK,
+    init: tuple[Any, Any] | None = None,
+    num_slots: int | None = None,
+    wire_dtype: str | None = None,
+  ) -> None:
+    """Starts at clock 0.
+
+    Args:
+      task: The task to learn; node i computes what learner i would.
+      optimizer: As in `replay`.
+      plan: The result of `make_plan`.
+      policy: As in `replay`.
+      per_gradient: As in `replay`.
+      local_rate: As in `replay`.
+      seed: As in `replay`.
+      mode: One of `MODES`.
+      chunk: Updates per `advance`. In 'exact' mode more, if the server made
+        several by one call: the weights in between never existed.
+      init: The first (params, stats); None: those of the seed.
+      num_slots: Slots for weights in 'fast' mode, at least those of the plan;
+        replays with equally many share a compilation.
+      wire_dtype: The dtype that float32 was rounded to in messages, in 'exact'
+        mode; None: that of the trace.
+
+    Raises:
+      ValueError: if an argument makes no sense, or the weights do not fit into
+        memory.
+    """
+    _check_mode(mode)
+    if not plan.has_server and (policy, per_gradient, local_rate) != (
+      ('constant', None, None)
+    ):
+      raise ValueError(
+        'Nodes have no server, hence no policy, per_gradient or local_rate.'
+      )
+    _check_local_steps(task, plan, mode, local_rate)
+    self._task = task
+    self.plan = plan
+    self.clock = 0
+    self.is_diverged = False
+    self._is_exact = mode == 'exact'
+    self._chunk = chunk
+    weights = init or task.init(jax.random.key(seed, impl='threefry2x32'))
+    weights = jax.tree.map(jnp.asarray, weights)
+    _slots.check_memory(plan.num_slots + 3 * plan.num_locals, weights)
+    fields: dict[str, Any] = {'weights': weights, 'seed': seed}
+    wire_dtype = wire_dtype or plan.wire_dtype
+    made: Any = optimizer
+    if plan.has_server:
+      made = _server_functions.make_update(
+        optimizer, policy=policy, per_gradient=per_gradient
+      )
+    else:
+      work = _node_functions.make_node_work(task, optimizer)
+      state = jax.eval_shape(work.init, weights[0])
+      _slots.check_memory(plan.num_states, state)
+    self._engine: _exact.ExactServer | _exact.ExactNodes | _fast.FastEngine
+    local_rate = local_rate or 0.0
+    if mode == 'fast':
+      self._engine = _fast.FastEngine(
+        task,
+        made,
+        plan,
+        local_rate=local_rate,
+        chunk=chunk,
+        num_slots=num_slots,
+        **fields,
+      )
+    elif plan.has_server:
+      self._engine = _exact.ExactServer(
+        task, made, plan, local_rate=local_rate, wire_dtype=wire_dtype, **fields
+      )
+    else:
+      self._engine = _exact.ExactNodes(
+        task, made, plan, wire_dtype=wire_dtype, **fields
+      )
+
+  @property
+  def carry(self) -> Any:
+    """A tree of arrays: with `clock`, all that is needed to go on."""
+    return self._engine.carry
+
+  @property
+  def is_done(self) -> bool:
+    """Whether all updates were made, or the run has diverged."""
+    return self.clock >= self.plan.num_updates or self.is_diverged
+
+  def restore(self, clock: int, carry: Any) -> None:
+    """Goes on from a `carry` that was saved at `clock`."""
+    self.clock = clock
+    self._engine.restore(carry)
+
+  def advance(self) -> dict[str, np.ndarray]:
+    """Makes the updates of one chunk.
+
+    Returns:
+      The history of these updates, as in `Replayed`. That of a run which
+      diverges ends with the first loss that is not finite.
+    """
+    start = self.clock
+    # Chunks end at multiples, so that a resumed run has the same ones.
+    stop = min((start // self._chunk + 1) * self._chunk, self.plan.num_updates)
+    if self._is_exact:
+      stop = self.plan.find_call_end(stop)
+    outputs = self._engine.advance(start, stop)
+    self.clock = stop
+    history = self._summarize(start, stop, jax.device_get(outputs))
+    is_bad = ~np.isfinite(history['loss'])
+    if np.any(is_bad):
+      self.is_diverged = True
+      end = int(np.argmax(is_bad)) + 1
+      return {name: column[:end] for name, column in history.items()}
+    # The last update may have made weights on which no loss was computed yet.
+    if not _is_finite(self._list_params()):
+      self.is_diverged = True
+    return history
+
+  def _summarize(
+    self, start: int, stop: int, outputs: dict[str, np.ndarray]
+  ) -> dict[str, np.ndarray]:
+    """The history of some updates from the outputs of their steps."""
+    plan = self.plan
+    first, last = plan.step_ends[[start, stop]].tolist()
+    updates = slice(start + 1, stop + 1)
+    history = {
+      'clock': np.arange(start + 1, stop + 1),
+      'epoch': plan.samples[updates] / self._task.num_samples,
+      'time': plan.time[updates],
+    }
+    if not plan.has_server:
+      return history | {
+        'worker': plan.steps.worker[first:last],
+        'loss': outputs['loss'],
+      }
+    is_push = plan.steps.kind[first:last] != _plan.FETCH
+    starts = plan.step_ends[start:stop] - first
+    sizes = np.add.reduceat(is_push.astype(int), starts)
+
+    def average(values: np.ndarray) -> np.ndarray:
+      pushed = np.where(is_push, values, 0).astype(float)
+      return np.add.reduceat(pushed, starts) / sizes
+
+    return history | {
+      'loss': average(outputs['loss']),
+      'staleness': average(plan.steps.staleness[first:last]),
+      'factor': average(outputs['factor']),
+      'gap': average(outputs['gap']),
+    }
+
+  def evaluate(self) -> dict[str, Any]:
+    """The task's metrics on its test data, now.
+
+    Returns:
+      `clock`, `epoch`, `time`, and the metrics at `weights`. Of nodes also
+      `consensus`, the root of the mean squared distance of the nodes from their
+      mean; and if there is a centre, its metrics as `centre_loss` and so on,
+      and the means of the nodes' own as `local_loss` and so on.
+    """
+    row = {
+      'clock': self.clock,
+      'epoch': self.plan.samples[self.clock] / self._task.num_samples,
+      'time': float(self.plan.time[self.clock]),
+    }
+    weights = self.weights
+    if not self.plan.has_server:
+      row['consensus'] = float(_measure_consensus(self._read_nodes()[0]))
+    if self._task.test_data is None:
+      return row
+    metrics = tasks.evaluate(self._task, *weights)
+    row |= {name: float(value) for name, value in metrics.items()}
+    if not self.plan.has_server and SERVER in self.plan.replicas:
+      replicas = self.replicas
+      metrics = tasks.evaluate(self._task, *replicas.pop(SERVER))
+      row |= {f'centre_{name}': float(each) for name, each in metrics.items()}
+      metrics = tasks.evaluate_all(self._task, replicas.values())
+      row |= {f'local_{name}': each for name, each in metrics.items()}
+    return row
+
+  def get_digest(self) -> int:
+    """The digest of a real server's weights: compare it to `plan.digests`.
+
+    Raises:
+      ValueError: if there is no server, or the mode is not 'exact'.
+    """
+    if not isinstance(self._engine, _exact.ExactServer):
+      raise ValueError("Only a server's replay in mode='exact' has a digest.")
+    return self._engine.get_digest()
+
+  # --- Weights, after the updates made so far.
+
+  @property
+  def weights(self) -> _Weights:
+    """(params, stats) of the server; or the mean of nodes, by their masses."""
+    if self.plan.has_server:
+      state = self._engine.carry.states
+      return state.params, state.stats
+    return _average(self._read_nodes(), self.plan.find_shares(self.clock))
+
+  @property
+  def replicas(self) -> dict[int, _Weights]:
+    """(params, stats) of each replica; `SERVER` is the server or the centre."""
+    if self.plan.has_server:
+      return {SERVER: self.weights}
+    located = self.plan.locate(self.clock)
+    rows = self._read(located.slot)
+    return _split(self.plan.replicas, rows)
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """The state of each optimizer; for `SERVER` the server's whole state."""
+    if self.plan.has_server:
+      return {SERVER: self._engine.carry.states}
+    nodes = self.plan.nodes
+    located = self.plan.locate(self.clock)
+    assert not isinstance(self._engine, _exact.ExactServer)
+    rows = self._engine.read_states(located.state[: len(nodes)])
+    return _split(nodes, rows)
+
+  @property
+  def versions(self) -> dict[int, int]:
+    """How often the weights of each replica have changed."""
+    versions = self.plan.locate(self.clock).version.tolist()
+    return dict(zip(self.plan.replicas, versions, strict=True))
+
+  def _list_params(self) -> Any:
+    """The params of a server, or those in all slots of nodes."""
+    carry = self._engine.carry
+    if self.plan.has_server:
+      return carry.states.params
+    if self._is_exact:
+      return [params for params, _ in carry.weights]
+    return carry.weights[0]
+
+  def _read_nodes(self) -> _Weights:
+    """(params, stats) of all nodes, with a leading axis."""
+    slots = self.plan.locate(self.clock).slot
+    return self._read(slots[: len(self.plan.nodes)])
+
+  def _read(self, slots: np.ndarray) -> _Weights:
+    assert not isinstance(self._engine, _exact.ExactServer)
+    return self._engine.read_weights(slots)
+
+
+def _check_mode(mode: str) -> None:
+  """Raises a ValueError for a mode that there is not."""
+  if mode not in MODES:
+    raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}.')
+
+
+def _check_local_steps(
+  task: tasks.Task, plan: _plan.Plan, mode: str, local_rate: float | None
+) -> None:
+  """Raises a ValueError for a task or rate that does not fit the plan."""
+  is_fast_stream = task.is_streamed and mode == 'fast'
+  if not plan.has_server and is_fast_stream:
+    raise ValueError(
+      f"The task {task.name!r} is streamed: nodes need mode='exact'."
+    )
+  if not plan.has_server or not plan.has_local_steps:
+    return
+  if local_rate is None:
+    raise ValueError(
+      'In this trace learners step on their own replicas of the weights: pass '
+      'local_rate, the rate of these steps.'
+    )
+  if is_fast_stream:
+    raise ValueError(
+      f'The task {task.name!r} is streamed, and learners step on their own: '
+      "that needs mode='exact'."
+    )
+
+
+def _split(numbers: tuple[int, ...], rows: Any) -> dict[int, Any]:
+  """From numbers to the rows of a tree whose leaves have a leading axis."""
+  return {
+    number: _slots.read_row(rows, index) for index, number in enumerate(numbers)
+  }
+
+
+@jax.jit
+def _is_finite(tree: Any) -> jax.Array:
+  """Whether all numbers in a tree are finite."""
+  leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+  return jnp.all(jnp.stack(leaves))
+
+
+@jax.jit
+def _average(nodes: _Weights, shares: np.ndarray | None) -> _Weights:
+  """The mean of nodes, by shares or plain."""
+
+  def average(leaf: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+      return leaf[0]  # Integers are not mixed.
+    if shares is None:
+      return leaf.mean(axis=0)
+    wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    weighted = jnp.tensordot(jnp.asarray(shares, wide.dtype), wide, axes=1)
+    return weighted.astype(leaf.dtype)
+
+  return jax.tree.map(average, nodes)
+
+
+@jax.jit
+def _measure_consensus(params: Any) -> jax.Array:
+  """The distance of nodes from their plain mean, the nearest to all of them."""
+  measure = functools.partial(gossip.consensus_distance, axis_name='nodes')
+  return jax.vmap(measure, axis_name='nodes')(params)[0]

@@ -17,7 +17,7 @@ OnMetrics = Callable[[int, Mapping[str, Any]], None]
 
 
 class Replay(Protocol):
-  """What computes a run: `engine.Replay`, `engine.NodeReplay` and the like."""
+  """What computes a run: `engine.Replay` and the like."""
 
   clock: int
   is_diverged: bool

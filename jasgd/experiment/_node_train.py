@@ -45,7 +45,7 @@ def run_simulated_nodes(
   )
 
 
-class NodeRun(_chunks.Run[engine.NodeReplay]):
+class NodeRun(_chunks.Run[engine.Replay]):
   """A run of nodes."""
 
   unit = 'steps'
@@ -58,7 +58,7 @@ class NodeRun(_chunks.Run[engine.NodeReplay]):
     init: tuple[Any, Any] | None = None,
   ) -> None:
     plan = config.make_plan(trace)
-    replay = engine.NodeReplay(
+    replay = engine.Replay(
       config.make_task(),
       config.make_optimizer(),
       plan,
@@ -70,18 +70,18 @@ class NodeRun(_chunks.Run[engine.NodeReplay]):
     super().__init__(replay)
     self._mixing = Mixing(trace)
     # From how many steps were made to when; mixes behind the last are counted.
-    times = np.maximum.accumulate(plan.time)
+    times = np.maximum.accumulate(plan.time[1:])
     self._times = np.array([0.0, *times[:-1], np.inf])
 
   @property
   def num_updates(self) -> int:
     """Steps of all nodes, in all."""
-    return self.replay.plan.num_steps
+    return self.replay.plan.num_updates
 
   @property
   def weights(self) -> tuple[Any, Any]:
     """The mean of the nodes' (params, stats)."""
-    return self.replay.mean
+    return self.replay.weights
 
   def measure(self, history: dict[str, np.ndarray]) -> dict[str, Any]:
     """The metrics of the steps that were just made, and of their mixes."""

@@ -62,10 +62,10 @@ class NodeTrainingConfig(_base.RunConfig):
     header = {**trace.header, 'wire_dtype': self.runtime.wire_dtype}
     return dataclasses.replace(trace, header=header)
 
-  def make_plan(self, trace: traces.NodeTrace) -> engine.NodePlan:
+  def make_plan(self, trace: traces.NodeTrace) -> engine.Plan:
     """What the trace wants to be computed, with the rate of each step."""
     task = self.make_task()
-    return engine.make_node_plan(
+    return engine.make_plan(
       trace,
       num_samples=task.num_samples,
       batch=task.batch,
@@ -154,6 +154,4 @@ class NodeTrainingConfig(_base.RunConfig):
         or runtime.wire_dtype == 'float32'
         or runtime.mode == 'devices'
       ),
-      'Steps of nodes are computed one by one: runtime.num_parallel must be 1, '
-      f'got {runtime.num_parallel}.': runtime.num_parallel == 1,
     }

@@ -122,17 +122,17 @@ def _replay(
   trace: traces.NodeTrace,
   versions: dict[int, int],
   stream: TextIO | None,
-) -> engine.NodeReplay:
+) -> engine.Replay:
   """Comes to some versions of nodes, and shows how far it is."""
   task = config.make_task()
-  plan = engine.make_node_plan(
+  plan = engine.make_plan(
     trace,
     num_samples=task.num_samples,
     batch=task.batch,
     get_rate=config.make_schedule(),
-    until=versions,
+    until={_get_replica(member): each for member, each in versions.items()},
   )
-  replay = engine.NodeReplay(
+  replay = engine.Replay(
     task,
     config.make_optimizer(),
     plan,
@@ -143,9 +143,9 @@ def _replay(
   )
   replay.advance()  # Compiles: that is not in the rate.
   with workdirs.Progress(
-    plan.num_steps, start=replay.clock, stream=stream, unit='steps'
+    plan.num_updates, start=replay.clock, stream=stream, unit='steps'
   ) as line:
-    while replay.clock < plan.num_steps:  # Also if it diverges.
+    while replay.clock < plan.num_updates:  # Also if it diverges.
       replay.advance()
       line.update(replay.clock)
   return replay
@@ -153,20 +153,14 @@ def _replay(
 
 @np.errstate(invalid='ignore', over='ignore')  # Of a run that diverged.
 def _measure(
-  run: workdirs.Workdir, member: int, clock: int, replay: engine.NodeReplay
+  run: workdirs.Workdir, member: int, clock: int, replay: engine.Replay
 ) -> float:
   """How far a node is from a checkpoint; above 0 if a bit differs."""
-  if member == traces.CENTRE:
-    assert replay.centre is not None  # It has a checkpoint.
-    params, stats = replay.centre
-    state: Any = engine.Node(params, stats, ())
-  else:
-    state = engine.Node(
-      *(
-        jax.tree.map(lambda leaf: leaf[member], part)
-        for part in (*replay.nodes, replay.opt_states)
-      )
-    )
+  replica = _get_replica(member)
+  params, stats = replay.replicas[replica]
+  state: Any = engine.NodeState(
+    params, stats, replay.opt_states.get(replica, ())
+  )
   saved = runtime.restore_server(
     runtime.find_folder(run, member), state, 0, clock
   )
@@ -182,6 +176,11 @@ def _measure(
   distance = float(np.sqrt(squares[0] / max(squares[1], 1e-300)))
   # Or in what the optimizer keeps, in the sign of a zero, or not finite.
   return distance if distance > 0 else np.inf
+
+
+def _get_replica(member: int) -> int:
+  """The number of a member's weights in a replay."""
+  return engine.SERVER if member == traces.CENTRE else member
 
 
 def _is_same(state: Any, other: Any) -> bool:

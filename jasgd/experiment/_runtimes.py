@@ -32,8 +32,6 @@ class RuntimeConfig:
   eval_every: int = 0
   # Seconds between checkpoints; there is always one at the end.
   checkpoint_seconds: float = 30.0
-  # The most gradients to compute at once, for accelerators.
-  num_parallel: int = 1
   # devices: pmap, shard_map (a device for each node) or vmap (all on one).
   # auto: pmap if there are enough devices, else vmap.
   runner: str = 'auto'
@@ -69,9 +67,6 @@ class RuntimeConfig:
       ),
       f'runtime.eval_every must be at least 0, got {self.eval_every}.': (
         self.eval_every >= 0
-      ),
-      f'runtime.num_parallel must be at least 1, got {self.num_parallel}.': (
-        self.num_parallel >= 1
       ),
       'runtime.checkpoint_seconds must be at least 0, got '
       f'{self.checkpoint_seconds}.': self.checkpoint_seconds >= 0,

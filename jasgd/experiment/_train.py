@@ -58,7 +58,7 @@ class ServerRun(_chunks.Run[engine.Replay]):
   @property
   def weights(self) -> tuple[Any, Any]:
     """The server's (params, stats)."""
-    return self.replay.state.params, self.replay.state.stats
+    return self.replay.weights
 
   def measure(self, history: dict[str, np.ndarray]) -> dict[str, Any]:
     """The metrics of the updates that were just made."""
@@ -76,14 +76,14 @@ def make_replay(
   task, plan = config.make_task(), config.make_plan(trace)
   return engine.Replay(
     task,
-    config.make_server(),
+    config.optimizer.make_optimizer(),
     plan,
+    **config.make_update_options(),
     seed=config.seed,
     mode=config.runtime.engine,
     local_rate=1.0,  # Times the rate of the plan.
     chunk=_choose_chunk(config, plan),
     init=init,
-    num_parallel=config.runtime.num_parallel,
     num_slots=num_slots,
   )
 
@@ -93,7 +93,7 @@ def measure_chunk(
 ) -> dict[str, Any]:
   """What to say of a chunk of updates that was just made."""
   first = int(history['clock'][0]) - 1
-  events = slice(run.plan.ends[first], run.plan.ends[run.clock])
+  start, stop = run.plan.step_ends[[first, run.clock]].tolist()
   evaluation = run.evaluate()
   named = ('clock', 'epoch', 'time')
   return {
@@ -101,10 +101,10 @@ def measure_chunk(
     'time': float(evaluation['time']),
     'train/loss': float(history['loss'].mean()),
     'server/staleness_mean': float(history['staleness'].mean()),
-    'server/staleness_max': int(run.plan.staleness[events].max()),
+    'server/staleness_max': int(run.plan.steps.staleness[start:stop].max()),
     'server/factor_mean': float(history['factor'].mean()),
     'server/gap_mean': float(history['gap'].mean()),
-    'server/rate': float(run.plan.rate[run.plan.ends[run.clock] - 1]),
+    'server/rate': float(run.plan.steps.rate[stop - 1]),
     **{
       f'test/{name}': value
       for name, value in evaluation.items()

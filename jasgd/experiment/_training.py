@@ -29,12 +29,17 @@ class TrainingConfig(_base.RunConfig):
     return self.protocol.count_learners()
 
   def make_server(self) -> engine.Update:
-    """What the server does with gradients."""
+    """The server's work on gradients, compiled."""
     return engine.make_update(
-      self.optimizer.make_optimizer(),
-      policy=self.optimizer.make_policy(),
-      per_gradient=self.optimizer.make_per_gradient(),
+      self.optimizer.make_optimizer(), **self.make_update_options()
     )
+
+  def make_update_options(self) -> dict[str, Any]:
+    """The policy and the per-gradient transformation of the server."""
+    return {
+      'policy': self.optimizer.make_policy(),
+      'per_gradient': self.optimizer.make_per_gradient(),
+    }
 
   def simulate(self) -> traces.Trace:
     """The trace, which ends with the update that reaches the budget."""

@@ -91,7 +91,7 @@ def verify(
   task = config.make_task()
   replay = engine.Replay(
     task,
-    config.make_server(),
+    config.optimizer.make_optimizer(),
     engine.make_plan(
       trace,
       num_samples=task.num_samples,
@@ -99,6 +99,7 @@ def verify(
       get_rate=config.make_schedule(),
       num_updates=clocks[-1],
     ),
+    **config.make_update_options(),
     seed=config.seed,
     mode='exact',
     local_rate=1.0,
@@ -106,7 +107,7 @@ def verify(
     init=_find_init(config, workdir),
     wire_dtype=config.runtime.wire_dtype,
   )
-  digests = engine.read_digests(trace)
+  digests = replay.plan.digests
   difference = None
   num_digests = 0
   with workdirs.Progress(replay.plan.num_updates, stream=stream) as progress:
@@ -122,7 +123,8 @@ def verify(
       if replay.is_done:
         break
       replay.advance()
-  is_same = _is_same(replay.state, _restore(workdir, replay.state))
+  state = replay.opt_states[engine.SERVER]
+  is_same = _is_same(state, _restore(workdir, state))
   return Verification(
     clock=replay.clock,
     is_same=is_same,

@@ -59,7 +59,7 @@ class Computing:
     push = self.functions.compute(parts, data, self._seed, 0, 0)
     jax.block_until_ready(push)
 
-  def view(self, weights: _messages.Message) -> engine.Parts:
+  def view(self, weights: _messages.Message) -> engine.BufferViews:
     """The weights in a message."""
     assert weights.payload is not None  # The server has sent weights.
     return self.layout.view(weights.payload)
@@ -89,8 +89,8 @@ class Computing:
     return push, self.rest(begin, num_steps)
 
   def step(
-    self, copy: engine.Copy, first: int, num_steps: int, rate: float
-  ) -> engine.Copy:
+    self, copy: engine.LocalReplica, first: int, num_steps: int, rate: float
+  ) -> engine.LocalReplica:
     """Some steps on a copy of the weights."""
     rate = self.local_rate * rate
     for step in range(first, first + num_steps):

@@ -112,7 +112,7 @@ class NodeSettings:
     """
     if self.get_rate is None:
       return None
-    epochs = engine.count_node_epochs(
+    epochs = engine.count_epochs(
       step,
       num_nodes=self.num_nodes,
       batch=self.task.batch,

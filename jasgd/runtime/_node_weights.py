@@ -89,7 +89,7 @@ class NodeWeights:
     state = self._functions.mix(state, parts, 1.0, 0.0)
     jax.block_until_ready(state)
 
-  def restore(self, state: engine.Node, position: dict[str, Any]) -> None:
+  def restore(self, state: engine.NodeState, position: dict[str, Any]) -> None:
     """Goes on from a checkpoint, whose weights get a new version."""
     self.state = state
     self.step = position['step']

@@ -27,7 +27,7 @@ class Snapshot:
   clock: int
   rate: float
   buffer: _buffers.Buffer
-  parts: engine.Parts
+  parts: engine.BufferViews
   num_leases: int = 0
 
   @property

@@ -182,7 +182,7 @@ class Station:
     """Begins a checkpoint if the last one is old, and something has changed.
 
     Args:
-      state: Like an `engine.Node`; it is copied.
+      state: Like an `engine.NodeState`; it is copied.
       position: What else there is to know; it has the version as `clock`.
     """
     if self.is_due and not self._saver.is_busy:

@@ -22,7 +22,7 @@ class Push(NamedTuple):
     num_present: How many learners there are.
   """
 
-  parts: engine.Parts
+  parts: engine.BufferViews
   stale: _snapshots.Snapshot
   staleness: int
   updates: bool

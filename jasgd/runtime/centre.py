@@ -162,7 +162,7 @@ class Centre:
       self._functions.move_centre((weights.params, weights.stats), parts, 0.0)
     )
 
-  def _restore(self, state: engine.Node, position: dict[str, Any]) -> None:
+  def _restore(self, state: engine.NodeState, position: dict[str, Any]) -> None:
     """Goes on from a checkpoint, whose weights get a new version."""
     book = self._station.book
     self._state = state

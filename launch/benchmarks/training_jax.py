@@ -80,15 +80,14 @@ class ReplayProgram:
     )
     self._replay = engine.Replay(
       task,
-      engine.make_update(OPTIMIZER),
+      OPTIMIZER,
       engine.make_plan(trace, num_samples=task.num_samples, batch=task.batch),
       seed=0,
       mode='fast',
-      local_rate=None,
       chunk=chunk,
     )
     self._replay.restore(self._start, self._replay.carry)
-    self.num_params = count(self._replay.state.params)
+    self.num_params = count(self._replay.weights[0])
 
   def advance(self) -> float:
     """Replays one turn."""

@@ -228,7 +228,9 @@ def compute_digest(name):
   )
   trees = [(result.params, result.stats)]
   if isinstance(trace, traces.NodeTrace):
-    trees = [result.nodes, result.centre]
+    centre = result.replicas.pop(-1, None)
+    nodes = list(result.replicas.values())
+    trees = [jax.tree.map(lambda *leaves: np.stack(leaves), *nodes), centre]
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(trees):
     leaf = np.asarray(leaf)

@@ -49,12 +49,29 @@ def simulate(strategy, num_steps=15, **arguments):
   )
 
 
-def make_plan(trace):
+def make_plan(trace, task=None, **arguments):
   """What replay computes."""
-  task = make_plain_task()
-  return engine.make_node_plan(
-    trace, num_samples=task.num_samples, batch=task.batch
+  task = task or make_plain_task()
+  return engine.make_plan(
+    trace, num_samples=task.num_samples, batch=task.batch, **arguments
   )
+
+
+def replay_until(
+  task, optimizer, trace, until=None, get_rate=None, **arguments
+):
+  """A finished `engine.Replay` that has come to some versions."""
+  plan = make_plan(trace, task, until=until, get_rate=get_rate)
+  replay = engine.Replay(task, optimizer, plan, **arguments)
+  while not replay.is_done:
+    replay.advance()
+  return replay
+
+
+def stack_nodes(replayed):
+  """(params, stats) of all nodes, with a leading axis."""
+  nodes = [each for node, each in replayed.replicas.items() if node >= 0]
+  return jax.tree.map(lambda *leaves: np.stack(leaves), *nodes)
 
 
 def get_gradient(params, node, step):
@@ -145,7 +162,7 @@ class RealNodes:
     step = self.num_steps[node]
     rate = None
     if self._get_rate is not None:
-      epochs = engine.count_node_epochs(
+      epochs = engine.count_epochs(
         step,
         num_nodes=self._num_nodes,
         batch=self._task.batch,
@@ -211,7 +228,7 @@ class RealNodes:
     """A node was killed, and comes back from its checkpoint."""
     saved = jax.tree.map(jnp.array, self.saved[node, version])
     self.num_steps[node] = num_steps
-    self._change(node, saved if node == CENTRE else engine.Node(*saved))
+    self._change(node, saved if node == CENTRE else engine.NodeState(*saved))
     self._note(node, Kind.RESTART, peer_version=version)
 
   @property

@@ -70,8 +70,7 @@ def test_64_bits_agree_to_many_digits():
     assert _distance(first.params, second.params) < 1e-9
 
 
-@pytest.mark.parametrize('num_parallel', marks.slow_but([1, 4], 4))
-def test_streamed_batches_are_replayed(num_parallel):
+def test_streamed_batches_are_replayed():
   """What does not fit in memory is read when its gradient is computed."""
   task = tasks.make_task('logistic', batch=8)
   data = jax.tree.map(np.asarray, task.data['examples'])
@@ -81,13 +80,7 @@ def test_streamed_batches_are_replayed(num_parallel):
   ]
   streamed = tasks.stream(task, source, shards='shards', num_learners=8)
   trace = cases.simulate('asynchronous', 30)
-  fast = jasgd.replay(
-    streamed,
-    optax.sgd(0.1),
-    trace,
-    eval_every=7,
-    num_parallel=num_parallel,
-  )
+  fast = jasgd.replay(streamed, optax.sgd(0.1), trace, eval_every=7)
   exact = jasgd.replay(streamed, optax.sgd(0.1), trace, mode='exact')
   assert _distance(fast.params, exact.params) < 1e-5
   local = simulation.simulate(

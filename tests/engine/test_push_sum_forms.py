@@ -13,6 +13,7 @@ from jasgd import engine
 from jasgd import gossip
 from jasgd import simulation
 from tests.engine import device_cases
+from tests.engine import node_cases
 
 pytestmark = pytest.mark.usefixtures('quick_compiler')
 
@@ -60,7 +61,7 @@ def test_on_devices_an_update_is_divided_by_the_mass():
 @pytest.mark.parametrize('mode', engine.MODES)
 def test_in_replay_an_update_is_not(mode):
   trace = simulation.simulate_nodes(STRATEGY, num_nodes=2, num_steps=3)
-  result = engine.replay_nodes(
+  result = node_cases.replay_until(
     device_cases.make_quadratic(),
     device_cases.SGD,
     trace,
@@ -73,7 +74,9 @@ def test_in_replay_an_update_is_not(mode):
   masses = np.array([0.25, 0.5 + 0.75])
   z[1] = (0.5 * z[1] + 0.75 * z[0]) / masses[1]
   expected = _step(z, 2)
-  np.testing.assert_allclose(result.nodes[0], expected, atol=1e-6)
+  np.testing.assert_allclose(
+    node_cases.stack_nodes(result)[0], expected, atol=1e-6
+  )
   steps = trace.steps[trace.steps['step'] == 3]
   np.testing.assert_allclose(steps['mass'], masses)
   other = _step(z, 2, masses=masses)

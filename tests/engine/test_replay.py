@@ -1,4 +1,4 @@
-"""Replay against itself, against plain optax, and against large batches."""
+"""Replay: exact against fast, resumed, its history, and damaged traces."""
 
 import functools
 
@@ -17,370 +17,262 @@ from jasgd import tasks
 from jasgd import traces
 from jasgd.protocols import Fate
 from tests import marks
+from tests import trees
 from tests.engine import cases
+from tests.engine import node_cases
+from tests.engine import twins
 
 pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 # The same objects in all tests, so that nothing is compiled twice.
-OPTIMIZERS = {'momentum': optax.sgd(0.02, 0.5), 'adam': optax.adam(0.01)}
-ADAM = OPTIMIZERS['adam']
+SGD, MOMENTUM, ADAM = optax.sgd(0.1), optax.sgd(0.02, 0.5), optax.adam(0.01)
+every_mode = pytest.mark.parametrize('mode', engine.MODES)
+NUM_UPDATES = 60
+
+# Every protocol and strategy.
+RUNS = [*cases.PROTOCOLS, *node_cases.STRATEGIES]
+SOME_RUNS = marks.slow_but(
+  RUNS,
+  *('downpour, rarely', 'hardsync', 'softsync', 'allreduce', 'elastic, easgd'),
+  *('pairs', 'push-sum'),
+)
 
 
 @functools.cache
-def _make_task(name):
-  if name == 'digits':
-    return tasks.make_task('digits', model='mlp', batch=16)
+def _make_task(name='logistic'):
   return tasks.make_task(name, batch={'quadratic': 1, 'logistic': 8}[name])
 
 
-def _distance(first, second):
-  """The largest difference of two trees, relative to the largest weight."""
-  pairs = list(
-    zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+def _simulate(name, num_updates=NUM_UPDATES, **arguments):
+  """A trace of a protocol or a strategy, and options of its replay."""
+  if name in cases.PROTOCOLS:
+    trace = cases.simulate(name, num_updates, **arguments)
+    return trace, {'policy': 'inverse', 'local_rate': 0.01}
+  trace = node_cases.simulate(
+    node_cases.STRATEGIES[name],
+    num_steps=num_updates // node_cases.NUM_NODES,
+    compute=simulation.exponential(1.0),
+    network=simulation.Network(latency=0.3),
+    **arguments,
   )
-  difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
-  return difference / max(float(jnp.max(jnp.abs(b))) for _, b in pairs)
+  return trace, {}
 
 
-def _is_same(first, second):
-  """Whether two trees have the same bits."""
-  return all(
-    np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    for a, b in zip(
-      jax.tree.leaves(first), jax.tree.leaves(second), strict=True
-    )
-  )
+def _check_close(first, second):
+  """Two results agree but for rounding."""
+  for name in ('replicas', 'params', 'stats'):
+    one, other = getattr(first, name), getattr(second, name)
+    trees.assert_close(one, other, rtol=1e-4, atol=2e-5)
+  assert first.versions == second.versions
+  assert first.num_updates == second.num_updates
+  for one, other in (
+    (first.history, second.history),
+    (first.evaluations, second.evaluations),
+  ):
+    for name in one:
+      np.testing.assert_allclose(
+        one[name], other[name], rtol=1e-3, atol=1e-4, err_msg=name
+      )
 
 
-@pytest.mark.parametrize(
-  ('name', 'task_name'),
-  [
-    *((name, 'logistic') for name in cases.PROTOCOLS),
-    *(
-      pytest.param(name, 'quadratic', marks=pytest.mark.slow)
-      for name in ('asynchronous', 'downpour, rarely', 'hardsync')
-    ),
-  ],
-)
-def test_exact_and_fast_agree(name, task_name):
-  task = _make_task(task_name)
-  is_refused = name in ('backup', 'hardsync', 'rennala')
-  trace = cases.simulate(
-    name, 200, overlap=task_name == 'logistic' and not is_refused
-  )
-  optimizer = OPTIMIZERS['momentum' if task_name == 'quadratic' else 'adam']
-  first, second = (
-    jasgd.replay(
-      task,
-      optimizer,
-      trace,
-      policy='inverse',
-      local_rate=0.01,
-      get_rate=lambda epoch: 1 / (1 + epoch),
-      mode=mode,
-    )
+@pytest.mark.parametrize('name', RUNS)
+def test_exact_and_fast_agree(name):
+  """With a schedule; and with overlap, where the protocol allows it."""
+  is_server = name in cases.PROTOCOLS
+  can_overlap = is_server and name not in ('backup', 'hardsync', 'rennala')
+  overlap = {'overlap': True} if can_overlap else {}
+  trace, options = _simulate(name, **overlap)
+  options['get_rate'] = lambda epoch: 1 / (1 + epoch)
+  task = _make_task()
+  fast, exact = (
+    jasgd.replay(task, ADAM, trace, mode=mode, eval_every=25, **options)
     for mode in ('fast', 'exact')
   )
-  start, _ = task.init(jax.random.key(0))
-  assert _distance(start, first.params) > 1e-3  # Something happened.
-  assert _distance(first.params, second.params) < 1e-5
-  assert first.clock == second.clock == 200
-  for column in first.history:
-    np.testing.assert_allclose(
-      first.history[column], second.history[column], rtol=1e-3, atol=1e-5
-    )
+  _check_close(fast, exact)
+  assert fast.num_updates == NUM_UPDATES
+  assert float(jnp.abs(fast.params).max()) > 1e-3  # They began at 0.
+  replicas = [engine.SERVER] if is_server else [0, 1, 2, 3]
+  if 'elastic' in name:
+    replicas.append(engine.SERVER)
+  assert list(fast.replicas) == list(fast.versions) == replicas
+  assert list(fast.opt_states) == [
+    each for each in replicas if is_server or each >= 0
+  ]
+  columns = {'clock', 'epoch', 'time', 'loss'}
+  columns |= {'staleness', 'factor', 'gap'} if is_server else {'worker'}
+  assert set(fast.history) == columns
 
 
-@pytest.mark.parametrize(
-  'name',
-  marks.slow_but(
-    ('backup', 'downpour, rarely', 'hardsync', 'softsync', 'ssp'),
-    *('downpour, rarely', 'hardsync', 'softsync'),
-  ),
-)
-def test_failures_and_networks_are_replayed_too(name):
-  trace = cases.simulate(
-    name,
-    100,
-    failures=simulation.draw_failures(3, 200.0, 8.0, 3.0, seed=1),
-    network=simulation.Network(latency=0.2, server_time=0.01),
+@pytest.mark.parametrize('name', SOME_RUNS)
+def test_failures_are_replayed_too(name):
+  if name == 'constant_delay':
+    pytest.skip('Learners of a constant delay do not fail.')
+  trace, options = _simulate(
+    name, failures=simulation.draw_failures(3, 60.0, 6.0, 3.0, seed=2)
   )
-  assert np.any(trace.events['kind'] == traces.Kind.LEAVE)
-  first, second = (
-    jasgd.replay(
-      _make_task('quadratic'),
-      OPTIMIZERS['momentum'],
-      trace,
-      local_rate=0.01,
-      mode=mode,
-    )
+  kind = traces.Kind.LEAVE if options else traces.NodeKind.LEAVE
+  assert np.any(trace.records['kind'] == kind)
+  options.pop('policy', None)
+  fast, exact = (
+    jasgd.replay(_make_task(), MOMENTUM, trace, mode=mode, **options)
     for mode in ('fast', 'exact')
   )
-  assert _distance(first.params, second.params) < 1e-5
+  _check_close(fast, exact)
+  trees.assert_close(fast.opt_states, exact.opt_states, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ('name', 'num_parallel'),
-  marks.slow_but(
-    [
-      *(('asynchronous', 7), ('softsync', 7), ('constant_delay', 7)),
-      *(('asynchronous', 64), ('softsync', 2)),
-    ],
-    *(('asynchronous', 7), ('softsync', 7)),
-  ),
-)
-@pytest.mark.parametrize('use_vmap', [False, True])
-def test_gradients_at_once_are_the_same(
-  name, num_parallel, use_vmap, monkeypatch
-):
-  if use_vmap:
-    monkeypatch.setattr(
-      engine._loop, '_map', lambda function, rows: jax.vmap(function)(rows)
-    )
-  task, trace = _make_task('logistic'), cases.simulate(name, 60)
-  plain, parallel = (
-    jasgd.replay(task, ADAM, trace, num_parallel=number)
-    for number in (1, num_parallel)
-  )
-  assert _distance(parallel.params, plain.params) < 1e-5
-  np.testing.assert_allclose(
-    parallel.history['loss'], plain.history['loss'], rtol=1e-4
-  )
+@every_mode
+@pytest.mark.parametrize('name', SOME_RUNS)
+def test_a_resumed_replay_has_the_same_bits(name, mode):
+  trace, options = _simulate(name)
+  plan = node_cases.make_plan(trace, _make_task())
 
-
-def test_windows_are_as_long_as_they_can_be():
-  """At a constant delay d, d + 1 gradients in a row are independent."""
-  trace = simulation.simulate(protocols.constant_delay(3), num_gradients=40)
-  task = _make_task('quadratic')
-  run = engine.Replay(
-    task,
-    engine.make_update(optax.sgd(0.1)),
-    engine.make_plan(trace, num_samples=task.num_samples, batch=task.batch),
-    seed=0,
-    mode='fast',
-    local_rate=None,
-    chunk=40,
-    num_parallel=16,
-  )
-  windows, count = run._engine._list_windows(0, 40)
-  assert windows.size[:count].tolist() == [4] * 10
-
-
-@pytest.mark.parametrize(
-  ('optimizer', 'mode'),
-  marks.slow_but(
-    [('momentum', 'fast'), ('momentum', 'exact'), ('adam', 'exact')],
-    ('momentum', 'fast'),
-  ),
-)
-def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
-  """Bit for bit in exact mode; fast fuses differently, and rounds so."""
-  task = _make_task('digits')
-  trace = simulation.simulate(
-    protocols.asynchronous(), num_learners=1, num_gradients=50
-  )
-  result = jasgd.replay(task, OPTIMIZERS[optimizer], trace, mode=mode, seed=3)
-  optimizer = OPTIMIZERS[optimizer]
-  params, stats = task.init(jax.random.key(3))
-  opt_state = optimizer.init(params)
-
-  @jax.jit
-  def get_gradient(params, step, data):
-    batch = task.batches(data, 3, 0, step)
-    key = tasks.fold_key(3, 0, step)
-    differentiate = jax.value_and_grad(task.loss, has_aux=True)
-    # With the loss: what else a program computes may change its rounding.
-    (loss, _), grads = differentiate(params, stats, batch, key)
-    return grads, loss
-
-  @jax.jit
-  def update(params, opt_state, grads):
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
-
-  for step in range(50):
-    grads, _ = get_gradient(params, step, task.data)
-    params, opt_state = update(params, opt_state, grads)
-  # Adam divides, and a program that reads its gradient from a flat buffer is
-  # another one to the compiler, which may round a division in another way.
-  if mode == 'exact' and optimizer is not OPTIMIZERS['adam']:
-    assert _is_same(result.params, params)
-  assert _distance(result.params, params) < 1e-5
-
-
-def test_hardsync_is_sgd_with_a_large_batch():
-  num_learners = 4
-  task = _make_task('digits')
-  trace = cases.simulate('hardsync', 20)
-  result = jasgd.replay(task, optax.sgd(0.1, 0.9), trace, mode='exact')
-  optimizer = optax.sgd(0.1, 0.9)
-  params, stats = task.init(jax.random.key(0))
-  opt_state = optimizer.init(params)
-
-  @jax.jit
-  def step_once(params, opt_state, step):
-    def measure(params):
-      batches = [
-        task.batches(task.data, 0, learner, step)
-        for learner in range(num_learners)
-      ]
-      batch = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
-      return task.loss(params, stats, batch, jax.random.key(0))[0]
-
-    updates, opt_state = optimizer.update(
-      jax.grad(measure)(params), opt_state, params
-    )
-    return optax.apply_updates(params, updates), opt_state
-
-  for step in range(20):
-    params, opt_state = step_once(params, opt_state, step)
-  assert _distance(result.params, params) < 1e-6
-
-
-@pytest.mark.parametrize(
-  ('delay', 'optimizer'),
-  marks.slow_but([(0, 'adam'), (1, 'adam'), (7, 'momentum')], (7, 'momentum')),
-)
-def test_a_constant_delay_is_the_delayed_optimizer(delay, optimizer):
-  """Gradient k is of batch (learner k mod (d + 1), step k div (d + 1))."""
-  task = _make_task('digits')
-  num_updates = 40
-  trace = simulation.simulate(
-    protocols.constant_delay(delay), num_gradients=num_updates
-  )
-  result = jasgd.replay(task, OPTIMIZERS[optimizer], trace)
-  optimizer = jasgd.delayed(OPTIMIZERS[optimizer], delay)
-  gradient = engine.make_gradient(task)
-  params, stats = task.init(jax.random.key(0))
-  state = optimizer.init(params)
-  update = jax.jit(optimizer.update)
-  for k in range(num_updates + delay):
-    grads = gradient(
-      params, stats, task.data, 0, k % (delay + 1), k // (delay + 1)
-    ).gradient
-    updates, state = update(grads, state, params)
-    params = optax.apply_updates(params, updates)
-  assert _distance(result.params, params) < 1e-4
-
-
-@pytest.mark.parametrize('mode', ['exact', 'fast'])
-def test_twice_is_the_same_bits(mode):
-  task, trace = _make_task('logistic'), cases.simulate('softsync', 100)
-  first, second = (
-    jasgd.replay(task, ADAM, trace, mode=mode, seed=5) for _ in range(2)
-  )
-  assert _is_same(first.state, second.state)
-  other = jasgd.replay(task, ADAM, trace, mode=mode, seed=6)
-  assert not _is_same(first.params, other.params)
-
-
-@pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
-@pytest.mark.parametrize(
-  'name',
-  marks.slow_but(
-    ('downpour, rarely', 'hardsync', 'ringmaster', 'softsync'),
-    *('downpour, rarely', 'hardsync', 'softsync'),
-  ),
-)
-def test_a_resumed_run_has_the_same_bits(name, mode):
-  task, trace = _make_task('logistic'), cases.simulate(name, 60)
-  server = engine.make_update(ADAM, policy='inverse')
-  plan = engine.make_plan(trace, num_samples=task.num_samples, batch=task.batch)
-
-  def start():
+  def make():
     return engine.Replay(
-      task, server, plan, seed=0, mode=mode, local_rate=0.01, chunk=20
+      _make_task(), MOMENTUM, plan, mode=mode, chunk=25, seed=1, **options
     )
 
-  whole = start()
+  whole, rest = make(), make()
   histories = []
   while not whole.is_done:
     histories.append(whole.advance())
-    if whole.clock == 40:
+    if whole.clock == 25:  # Saved on a disk, and loaded.
       saved = jax.tree.map(np.array, whole.carry)
-  resumed = start()
-  resumed.restore(40, jax.tree.map(jnp.asarray, saved))
-  history = resumed.advance()
-  assert resumed.is_done
-  assert _is_same(whole.state, resumed.state)
-  np.testing.assert_array_equal(history['loss'], histories[-1]['loss'])
+      row = whole.evaluate()
+  like = jax.eval_shape(lambda: rest.carry)
+  assert jax.tree.structure(like) == jax.tree.structure(saved)
+  rest.restore(25, jax.tree.map(jnp.asarray, saved))
+  assert rest.evaluate() == row
+  resumed = []
+  while not rest.is_done:
+    resumed.append(rest.advance())
+  assert [len(each['loss']) for each in histories] == [25, 25, 10]
+  for one, other in zip(resumed, histories[1:], strict=True):
+    for column in one:
+      np.testing.assert_array_equal(one[column], other[column])
+  trees.assert_same_bits(rest.replicas, whole.replicas)
+  trees.assert_same_bits(rest.opt_states, whole.opt_states)
+  assert rest.versions == whole.versions
+
+
+@every_mode
+def test_twice_is_the_same_bits(mode):
+  trace, _ = _simulate('softsync')
+  first, second, other = (
+    jasgd.replay(_make_task(), ADAM, trace, mode=mode, seed=seed)
+    for seed in (5, 5, 6)
+  )
+  trees.assert_same_bits(first.opt_states, second.opt_states)
+  assert not np.array_equal(first.params, other.params)
 
 
 @pytest.mark.parametrize('column', ['learner', 'read_clock', 'order'])
 def test_one_changed_record_gives_other_weights(column):
-  task, trace = _make_task('logistic'), cases.simulate('asynchronous', 60)
+  """And those before it are the same, bit for bit."""
+  trace, _ = _simulate('asynchronous')
   records = np.array(trace.records)
   if column == 'order':
-    moved = ['learner', 'step', 'read_clock']
-    for name in moved:
+    for name in ('learner', 'step', 'read_clock'):
       records[name][[30, 31]] = records[name][[31, 30]]
     records['read_clock'][30] = min(records['read_clock'][30], 30)
   elif column == 'read_clock':
-    index = 30 + np.argmax(trace.staleness[30:] > 0)
-    records['read_clock'][index] += 1
+    records[column][30 + np.argmax(trace.staleness[30:] > 0)] += 1
   else:
-    records['learner'][30] = (records['learner'][30] + 1) % 8
-  changed = traces.Trace(records, trace.header)
-  where = np.flatnonzero(records != trace.records)[0] + 1
-  found = engine.find_difference(task, optax.sgd(0.1), trace, changed)
-  assert found == where
-  assert engine.find_difference(task, optax.sgd(0.1), trace, trace) is None
+    records[column][30] = (records[column][30] + 1) % 8
+  first = int(np.flatnonzero(records != trace.records)[0])
+  task = _make_task()
+  runs = [
+    engine.Replay(
+      task,
+      SGD,
+      node_cases.make_plan(traces.Trace(each, trace.header), task),
+      mode='exact',
+      chunk=1,
+    )
+    for each in (trace.records, records)
+  ]
+  for clock in range(1, first + 2):
+    for run in runs:
+      run.advance()
+    one, other = (np.asarray(run.weights[0]) for run in runs)
+    assert (one.tobytes() == other.tobytes()) == (clock <= first)
+
+
+def test_dropped_gradients_do_nothing():
+  trace, _ = _simulate('ringmaster')
+  records = np.array(trace.records)
+  is_dropped = records['fate'] == Fate.DROPPED_STALE
+  assert np.any(is_dropped)
+  first, second = (
+    jasgd.replay(_make_task(), SGD, traces.Trace(each, trace.header))
+    for each in (records, records[~is_dropped])
+  )
+  trees.assert_same_bits(first.opt_states, second.opt_states)
+
+
+# --- Rates, epochs, history, divergence.
 
 
 def test_an_epoch_is_counted_in_the_tasks_samples():
   """Whatever batch a trace was simulated with."""
-  task = _make_task('logistic')
-  for batch in (1, 8, 100):
-    trace = cases.simulate('downpour, rarely', 25, batch=batch)
-    result = jasgd.replay(task, OPTIMIZERS['momentum'], trace, local_rate=0.01)
+  task = _make_task()
+  for batch in (1, 100):
+    trace, options = _simulate('downpour, rarely', 25, batch=batch)
+    result = jasgd.replay(task, MOMENTUM, trace, **options)
     # 25 pushes of 2 minibatches of 8 samples each.
     assert result.history['epoch'][-1] == 25 * 2 * 8 / task.num_samples
 
 
-def test_weights_that_are_not_finite_are_marked():
-  """Also if no loss was computed on them any more."""
-  trace = simulation.simulate(
-    protocols.asynchronous(), num_learners=1, num_gradients=1
+@every_mode
+def test_the_rate_of_a_server_follows_epochs(mode):
+  """With rate 0 from epoch 1 on, weights stay where they are."""
+  task = _make_task()
+  trace, _ = _simulate('asynchronous')
+  plan = engine.make_plan(
+    trace,
+    num_samples=160,  # That is 20 gradients.
+    batch=task.batch,
+    get_rate=lambda epoch: float(epoch < 1),
   )
-  result = jasgd.replay(_make_task('logistic'), optax.sgd(1e39), trace)
-  assert np.all(np.isfinite(result.history['loss']))
-  assert result.is_diverged
+  np.testing.assert_array_equal(plan.steps.rate, [1.0] * 20 + [0.0] * 40)
+  run = engine.Replay(task, SGD, plan, mode=mode, chunk=20)
+  run.advance()
+  params = np.array(run.weights[0])
+  run.advance()
+  np.testing.assert_array_equal(run.weights[0], params)
 
 
-def test_traces_of_nodes_have_no_clock_to_differ_at():
-  nodes = simulation.simulate_nodes(
-    gossip.AllReduce(), num_nodes=2, num_steps=2
+@every_mode
+def test_the_rate_of_a_node_follows_its_own_steps(mode):
+  """As if all had made as many: it cannot know of others."""
+  task = node_cases.make_plain_task()
+  speeds = simulation.with_speeds(simulation.constant(1.0), [1, 1, 3, 9])
+  trace = node_cases.simulate(
+    gossip.Pull(period=100), num_steps=5, compute=speeds
   )
-  with pytest.raises(ValueError, match='Traces of nodes have no clock'):
-    engine.find_difference(_make_task('logistic'), ADAM, nodes, nodes)
-
-
-def test_dropped_gradients_do_nothing():
-  trace = cases.simulate('ringmaster', 40)
-  records = np.array(trace.records)
-  is_dropped = records['fate'] == Fate.DROPPED_STALE
-  assert np.any(is_dropped)
-  task = _make_task('quadratic')
-  kept = traces.Trace(records[~is_dropped], trace.header)
-  assert engine.find_difference(task, optax.sgd(0.1), trace, kept) is None
-
-
-@pytest.mark.parametrize('mode', ['exact', 'fast'])
-def test_a_run_that_diverges_ends_early(mode):
-  """A quadratic of curvature up to L is unstable at rates above 2 / L."""
-  task, trace = _make_task('quadratic'), cases.simulate('asynchronous', 2000)
-  result = jasgd.replay(task, optax.sgd(1e4), trace, mode=mode, eval_every=100)
-  assert result.is_diverged
-  assert result.clock == 100
-  assert not np.isfinite(result.history['loss'][-1])
-  assert np.all(np.isfinite(result.history['loss'][:-1]))
-
-
-@pytest.mark.parametrize('mode', ['exact', 'fast'])
-def test_history_says_what_the_trace_says(mode):
-  task, trace = _make_task('logistic'), cases.simulate('softsync', 30)
   result = jasgd.replay(
-    task, optax.sgd(0.1), trace, policy='inverse', eval_every=10, mode=mode
+    task,
+    node_cases.SGD,
+    trace,
+    mode=mode,
+    get_rate=lambda epoch: 1 / (1 + 50 * epoch),
+  )
+  params = jnp.zeros(20)
+  for step in range(5):
+    epoch = step * node_cases.NUM_NODES * task.batch / task.num_samples
+    rate = 0.1 / (1 + 50 * epoch)
+    params = params - rate * node_cases.get_gradient(params, 3, step)
+  np.testing.assert_allclose(
+    result.replicas[3][0], params, rtol=1e-5, atol=1e-7
+  )
+
+
+@every_mode
+def test_history_says_what_the_trace_says(mode):
+  task = _make_task()
+  trace, _ = _simulate('softsync', 30)
+  result = jasgd.replay(
+    task, SGD, trace, policy='inverse', eval_every=10, mode=mode
   )
   applied = trace.fate == Fate.APPLIED
   clock = trace.apply_clock[applied]
@@ -407,27 +299,160 @@ def test_history_says_what_the_trace_says(mode):
   assert np.all(result.history['gap'][~is_fresh] > 0)
 
 
-@pytest.mark.parametrize('mode', ['exact', 'fast'])
-def test_the_rate_follows_epochs(mode):
-  """With rate 0 from epoch 1 on, weights stay where they are."""
-  task, trace = _make_task('logistic'), cases.simulate('asynchronous', 60)
-  plan = engine.make_plan(
-    trace,
-    num_samples=160,  # That is 20 gradients.
-    batch=task.batch,
-    get_rate=lambda epoch: float(epoch < 1),
+@every_mode
+@pytest.mark.parametrize('name', ['asynchronous', 'pull'])
+def test_a_run_that_diverges_ends_early(name, mode):
+  """A quadratic of curvature up to L is unstable at rates above 2 / L."""
+  trace, _ = _simulate(name, 400)
+  result = jasgd.replay(
+    _make_task('quadratic'), optax.sgd(1e6), trace, mode=mode, eval_every=100
   )
-  np.testing.assert_array_equal(plan.rate, [1.0] * 20 + [0.0] * 40)
-  run = engine.Replay(
-    task,
-    engine.make_update(optax.sgd(0.1)),
-    plan,
-    seed=0,
-    mode=mode,
-    local_rate=None,
-    chunk=20,
+  assert result.is_diverged
+  assert result.num_updates == 100
+  assert not np.isfinite(result.history['loss'][-1])
+  assert np.all(np.isfinite(result.history['loss'][:-1]))
+
+
+def test_weights_that_are_not_finite_are_marked():
+  """Also if no loss was computed on them any more."""
+  for trace in (
+    simulation.simulate(
+      protocols.asynchronous(), num_learners=1, num_gradients=1
+    ),
+    simulation.simulate_nodes(gossip.Pull(), num_nodes=2, num_steps=1),
+  ):
+    result = jasgd.replay(_make_task(), optax.sgd(1e39), trace)
+    assert np.all(np.isfinite(result.history['loss']))
+    assert result.is_diverged
+
+
+# --- Versions, slots, statistics.
+
+
+def test_versions_are_those_of_the_records():
+  for strategy in node_cases.STRATEGIES.values():
+    trace = node_cases.simulate(strategy, num_steps=6)
+    plan = node_cases.make_plan(trace)
+    versions = plan.locate(plan.num_updates).version
+    for node in range(node_cases.NUM_NODES):
+      assert versions[node] == trace.of_node(node)['version'].max()
+
+
+def test_slots_are_few():
+  """As many as replicas, and a few versions that are still to be read."""
+  for name, most in (('pull', 1), ('allreduce', 1), ('push-sum', 8)):
+    plan = node_cases.make_plan(
+      node_cases.simulate(node_cases.STRATEGIES[name], num_steps=50)
+    )
+    assert plan.num_slots <= node_cases.NUM_NODES + most
+    assert plan.num_states <= node_cases.NUM_NODES
+  for name, most in (('asynchronous', 8 + 1), ('constant_delay', 5 + 1)):
+    trace, _ = _simulate(name, 200)
+    # With the one for versions that nothing reads.
+    assert node_cases.make_plan(trace).num_slots <= most + 1
+
+
+@every_mode
+@pytest.mark.parametrize(
+  'name',
+  marks.slow_but(node_cases.STRATEGIES, 'elastic, easgd', 'pairs', 'pull'),
+)
+def test_statistics_are_mixed_like_weights(mode, name):
+  """Such as those of batch normalisation; what is no float stays as it is."""
+  trace = node_cases.simulate(node_cases.STRATEGIES[name], num_steps=6)
+  result = jasgd.replay(twins.make_task(), twins.OPTIMIZER, trace, mode=mode)
+  for params, stats in (
+    *result.replicas.values(),
+    (result.params, result.stats),
+  ):
+    twins.check(params, stats)
+
+
+def test_a_gradient_is_of_the_weights_that_were_read():
+  """Averaged while it computes, a node's gradient is of the old weights."""
+  trace, _ = _simulate('pairs')
+  steps = trace.steps
+  assert np.any(steps['peer_version'] < steps['version'] - 1)
+  records = np.array(trace.records)
+  is_step = records['kind'] == traces.NodeKind.STEP
+  records['peer_version'][is_step] = records['version'][is_step] - 1
+  first, second = (
+    jasgd.replay(
+      _make_task(), node_cases.SGD, traces.NodeTrace(each, trace.header)
+    )
+    for each in (trace.records, records)
   )
-  run.advance()
-  params = jax.tree.map(np.array, run.state.params)
-  run.advance()
-  assert _is_same(run.state.params, params)
+  assert not np.allclose(first.params, second.params, atol=1e-6)
+
+
+# --- What is refused.
+
+# Trace, record, field, value, and the sentence.
+DAMAGES = {
+  'kind': ('asynchronous', 7, 'kind', 77, 'Record 7 has kind=77, which must'),
+  'fate': ('asynchronous', 7, 'fate', 99, 'Record 7 has fate=99, which must'),
+  'learner': ('asynchronous', 7, 'learner', -3, 'Record 7 has learner=-3'),
+  'weights of the future': (
+    *('asynchronous', 7, 'read_clock', 9),
+    'Record 7 was computed at clock 9 and applied at clock 7: those weights',
+  ),
+  'a version before the first': (
+    *('softsync', 7, 'read_clock', -1),
+    'Record 7 was computed at clock -1',
+  ),
+  'a gap': (
+    *('asynchronous', 7, 'apply_clock', 50),
+    'in order and without gaps; record 7 is of the update at clock 50',
+  ),
+  'a fetch from the future': (
+    *('downpour, rarely', 8, 'read_clock', 9),
+    'Record 8 fetched the weights of clock 9, which did not exist then',
+  ),
+  'kind of a node': ('pull', 3, 'kind', 9, 'Record 3 has kind=9, which must'),
+  'node': ('pull', 3, 'node', 4, 'Record 3 has node=4, which must be a node'),
+  'version of a peer': (
+    *('pull', 5, 'peer_version', 77),
+    'Record 5 reads version 77 of node ., which does not exist then',
+  ),
+  'own version': (
+    *('pairs', 0, 'peer_version', 1),
+    r'Record 0 reads version 1 of node \d, which does not exist then',
+  ),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_a_damaged_record_is_named(damage):
+  name, index, field, value, sentence = DAMAGES[damage]
+  trace, _ = _simulate(name, 20)
+  records = np.array(trace.records)
+  records[field][index] = value
+  with pytest.raises(traces.TraceError, match=sentence):
+    jasgd.replay(_make_task(), SGD, type(trace)(records, trace.header))
+
+
+@pytest.mark.parametrize('name', ['asynchronous', 'pull'])
+def test_a_trace_without_updates_is_refused(name):
+  trace, _ = _simulate(name, 20)
+  empty = type(trace)(trace.records[:0], trace.header)
+  with pytest.raises(traces.TraceError, match='A trace without any '):
+    jasgd.replay(_make_task(), SGD, empty)
+
+
+def test_arguments_that_make_no_sense_are_refused():
+  nodes, _ = _simulate('pull', 20)
+  server, _ = _simulate('downpour, rarely', 20)
+  task = _make_task()
+  for trace, options, sentence in (
+    (nodes, {'policy': 'inverse'}, 'Nodes have no server, hence no policy'),
+    (nodes, {'local_rate': 0.1}, 'Nodes have no server, hence no policy'),
+    (nodes, {'mode': 'slow'}, "mode must be one of .*, got 'slow'"),
+    (server, {}, 'pass local_rate, the rate of these steps'),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      jasgd.replay(task, SGD, trace, **options)
+  for trace, options in ((nodes, {'num_updates': 3}), (server, {'until': {}})):
+    with pytest.raises(ValueError, match='num_updates is for the trace of a'):
+      node_cases.make_plan(trace, task, **options)
+  with pytest.raises(ValueError, match="mode='exact' has a digest"):
+    engine.Replay(task, SGD, node_cases.make_plan(nodes)).get_digest()

@@ -139,14 +139,9 @@ def train(task, protocol, workdir=None, learner=None, **options):
 
 def make_replay(trace, task, **options):
   """Replays a run exactly; options as those of `make_settings`."""
-  update = engine.make_update(
-    options.get('optimizer', OPTIMIZERS['momentum']),
-    policy=options.get('policy', 'inverse'),
-    per_gradient=options.get('per_gradient'),
-  )
   replay = engine.Replay(
     task,
-    update,
+    options.get('optimizer', OPTIMIZERS['momentum']),
     engine.make_plan(
       trace,
       num_samples=task.num_samples,
@@ -154,6 +149,8 @@ def make_replay(trace, task, **options):
       get_rate=options.get('get_rate'),
       num_updates=options.get('clock'),
     ),
+    policy=options.get('policy', 'inverse'),
+    per_gradient=options.get('per_gradient'),
     seed=options.get('seed', 0),
     mode='exact',
     local_rate=options.get('local_rate', 0.05),
@@ -168,7 +165,7 @@ def check_replay(server, trace, task, **options):
   """Replay has the bits of the server's whole state, and its digests."""
   replay = make_replay(trace, task, clock=server.clock, **options)
   assert replay.clock == server.clock
-  state, replayed = server.state, replay.state
+  state, replayed = server.state, replay.opt_states[engine.SERVER]
   assert jax.tree.structure(replayed) == jax.tree.structure(state)
   if int(state.aggregation.group_size):  # Replay ends with the last update.
     state, replayed = (
@@ -181,7 +178,7 @@ def check_replay(server, trace, task, **options):
     np.testing.assert_array_equal(
       np.asarray(leaf), np.asarray(other), err_msg=jax.tree_util.keystr(path)
     )
-  digests = engine.read_digests(trace)
+  digests = replay.plan.digests
   if replay.clock in digests:
     assert replay.get_digest() == digests[replay.clock]
   return replay

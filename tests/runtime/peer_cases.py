@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 
-import jax
 import optax
 
 from jasgd import engine
@@ -139,21 +138,22 @@ class Group:
       member: workdirs.list_checkpoints(folder)[-1]
       for member, folder in folders.items()
     }
-    replayed = engine.replay_nodes(
+    replicas = {
+      member: engine.SERVER if member == traces.CENTRE else member
+      for member in members
+    }
+    replayed = node_cases.replay_until(
       self.settings.task,
       self.settings.optimizer,
       self.load_trace(),
       seed=node_cases.SEED,
       mode='exact',
-      until=versions,
+      until={replicas[member]: each for member, each in versions.items()},
     )
     for member, folder in folders.items():
       saved = workdirs.load_weights(folder)
-      if member == traces.CENTRE:
-        node_cases.assert_same_bits(saved, replayed.centre)
-      else:
-        own = jax.tree.map(lambda leaf, row=member: leaf[row], replayed.nodes)
-        node_cases.assert_same_bits(saved, own)
+      own = replayed.replicas[replicas[member]]
+      node_cases.assert_same_bits(saved, own)
     return replayed
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import jasgd
 from jasgd import engine
 from jasgd import gossip
 from jasgd import runtime
@@ -224,14 +225,14 @@ def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
     assert numbers[-1] == 2 + NUM_STEPS - 1  # They go on from step 1.
   replayed = group.check_replay()
   # The same if nobody says which versions are wanted.
-  whole = engine.replay_nodes(
+  whole = jasgd.replay(
     group.settings.task,
     group.settings.optimizer,
     trace,
     seed=group.settings.seed,
     mode='exact',
   )
-  trees.assert_same_bits(whole.nodes, replayed.nodes)
+  trees.assert_same_bits(whole.replicas, replayed.replicas)
 
 
 @pytest.mark.parametrize('num_met', range(BEFORE_VOTE + 4))

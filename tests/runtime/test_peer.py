@@ -12,6 +12,7 @@ from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
+from tests.engine import node_cases
 from tests.runtime import peer_cases
 
 Kind = traces.NodeKind
@@ -60,7 +61,7 @@ def test_nodes_replay_to_the_same_bits(name, wire, tmp_path):
   size = trace.header['bytes_per_message']
   assert columns.bytes_sent.tolist() == (size * columns.num_sent).tolist()
   # All are near each other, and so are their statistics.
-  rows = np.asarray(_get_statistics(replayed.nodes))
+  rows = np.asarray(_get_statistics(node_cases.stack_nodes(replayed)))
   assert np.ptp(rows, axis=0).max() < np.abs(rows).max()
   assert not np.array_equal(rows[0], rows[1])
 

@@ -1,19 +1,153 @@
-"""Replay of nodes that take the mean of all, or meet at a centre."""
+"""Replay against a few lines by hand: plain optax, large batches, means."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jasgd
 from jasgd import engine
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import simulation
+from jasgd import tasks
 from jasgd import traces
 from tests import marks
+from tests import trees
+from tests.engine import cases
 from tests.engine import node_cases
 
 pytestmark = pytest.mark.usefixtures('quick_compiler')
+
+# The same objects in all tests, so that nothing is compiled twice.
+OPTIMIZERS = {'momentum': optax.sgd(0.02, 0.5), 'adam': optax.adam(0.01)}
+
+
+@functools.cache
+def _make_task():
+  return tasks.make_task('digits', model='mlp', batch=16)
+
+
+def _distance(first, second):
+  """The largest difference of two trees, relative to the largest weight."""
+  pairs = list(
+    zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+  )
+  difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+  return difference / max(float(jnp.max(jnp.abs(b))) for _, b in pairs)
+
+
+# --- A server.
+
+
+@pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
+@pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
+def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
+  """Bit for bit in exact mode; fast fuses differently, and rounds so."""
+  task = _make_task()
+  trace = simulation.simulate(
+    protocols.asynchronous(), num_learners=1, num_gradients=50
+  )
+  result = jasgd.replay(task, OPTIMIZERS[optimizer], trace, mode=mode, seed=3)
+  optimizer = OPTIMIZERS[optimizer]
+  params, stats = task.init(jax.random.key(3))
+  opt_state = optimizer.init(params)
+
+  @jax.jit
+  def get_gradient(params, step, data):
+    batch = task.batches(data, 3, 0, step)
+    key = tasks.fold_key(3, 0, step)
+    differentiate = jax.value_and_grad(task.loss, has_aux=True)
+    # With the loss: what else a program computes may change its rounding.
+    (loss, _), grads = differentiate(params, stats, batch, key)
+    return grads, loss
+
+  @jax.jit
+  def update(params, opt_state, grads):
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  for step in range(50):
+    grads, _ = get_gradient(params, step, task.data)
+    params, opt_state = update(params, opt_state, grads)
+  # Adam divides, and a program that reads its gradient from a flat buffer is
+  # another one to the compiler, which may round a division in another way.
+  if mode == 'exact' and optimizer is not OPTIMIZERS['adam']:
+    trees.assert_same_bits(result.params, params)
+  assert _distance(result.params, params) < 1e-5
+
+
+def test_hardsync_is_sgd_with_a_large_batch():
+  num_learners = 4
+  task = _make_task()
+  trace = cases.simulate('hardsync', 20)
+  result = jasgd.replay(task, optax.sgd(0.1, 0.9), trace, mode='exact')
+  optimizer = optax.sgd(0.1, 0.9)
+  params, stats = task.init(jax.random.key(0))
+  opt_state = optimizer.init(params)
+
+  @jax.jit
+  def step_once(params, opt_state, step):
+    def measure(params):
+      batches = [
+        task.batches(task.data, 0, learner, step)
+        for learner in range(num_learners)
+      ]
+      batch = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
+      return task.loss(params, stats, batch, jax.random.key(0))[0]
+
+    updates, opt_state = optimizer.update(
+      jax.grad(measure)(params), opt_state, params
+    )
+    return optax.apply_updates(params, updates), opt_state
+
+  for step in range(20):
+    params, opt_state = step_once(params, opt_state, step)
+  assert _distance(result.params, params) < 1e-6
+
+
+@pytest.mark.parametrize('delay', marks.slow_but([0, 1, 7], 7))
+@pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
+def test_a_constant_delay_is_the_delayed_optimizer(delay, optimizer):
+  """Gradient k is of batch (learner k mod (d + 1), step k div (d + 1))."""
+  task = _make_task()
+  num_updates = 40
+  trace = simulation.simulate(
+    protocols.constant_delay(delay), num_gradients=num_updates
+  )
+  result = jasgd.replay(task, OPTIMIZERS[optimizer], trace)
+  optimizer = jasgd.delayed(OPTIMIZERS[optimizer], delay)
+  gradient = engine.make_gradient(task)
+  params, stats = task.init(jax.random.key(0))
+  state = optimizer.init(params)
+  update = jax.jit(optimizer.update)
+  for k in range(num_updates + delay):
+    grads = gradient(
+      params, stats, task.data, 0, k % (delay + 1), k // (delay + 1)
+    ).gradient
+    updates, state = update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  assert _distance(result.params, params) < 1e-4
+
+
+# --- Nodes.
+
+
+def test_nodes_that_never_mix_are_sgd_on_their_own():
+  trace = node_cases.simulate(gossip.Pull(period=100))
+  result = jasgd.replay(
+    node_cases.make_plain_task(), node_cases.SGD, trace, mode='exact'
+  )
+  for node in range(node_cases.NUM_NODES):
+    params = jnp.zeros(20)
+    for step in range(15):
+      params = params - 0.1 * node_cases.get_gradient(params, node, step)
+    np.testing.assert_allclose(
+      result.replicas[node][0], params, rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize('mode', engine.MODES)
@@ -40,10 +174,7 @@ def test_all_reduce_is_one_large_batch(optimizer, mode):
     params = params + updates
   np.testing.assert_allclose(result.params, params, rtol=1e-5, atol=1e-6)
   assert result.evaluations['consensus'][-1] == 0
-  for one, other in zip(
-    jax.tree.leaves(result.opt_states), jax.tree.leaves(state), strict=True
-  ):
-    np.testing.assert_allclose(one[2], other, rtol=1e-4, atol=1e-6)
+  trees.assert_close(result.opt_states[2], state, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('optimizer', node_cases.OPTIMIZERS)
@@ -83,9 +214,8 @@ def test_local_sgd_averages_weights():
     if step % 2:
       nodes = [sum(nodes) / node_cases.NUM_NODES] * node_cases.NUM_NODES
   np.testing.assert_allclose(result.params, nodes[0], rtol=1e-5, atol=1e-7)
-  traces_of_states = result.opt_states[0].trace
-  expected = jnp.stack([state[0].trace for state in states])
-  np.testing.assert_allclose(traces_of_states, expected, rtol=1e-4, atol=1e-6)
+  expected = dict(enumerate(states))
+  trees.assert_close(result.opt_states, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('mode', engine.MODES)
@@ -102,13 +232,13 @@ def test_a_joiner_of_an_all_reduce_is_like_the_others(mode, period):
     1: int(join['version']),
     int(join['peer']): int(join['peer_version']),
   }
-  result = engine.replay_nodes(
+  result = node_cases.replay_until(
     node_cases.make_plain_task(), node_cases.ADAM, trace, mode=mode, until=until
   )
   peer = int(join['peer'])
-  for leaf in jax.tree.leaves((result.nodes, result.opt_states)):
-    np.testing.assert_array_equal(leaf[1], leaf[peer])
-  assert result.opt_states[0].count[1] > 0
+  trees.assert_same_bits(result.replicas[1], result.replicas[peer])
+  trees.assert_same_bits(result.opt_states[1], result.opt_states[peer])
+  assert result.opt_states[1][0].count > 0
 
 
 def test_an_all_reduce_that_some_did_not_write_down():
@@ -122,18 +252,18 @@ def test_an_all_reduce_that_some_did_not_write_down():
   )
   result = jasgd.replay(node_cases.make_plain_task(), node_cases.SGD, cut)
   assert result.versions == dict.fromkeys(range(node_cases.NUM_NODES), 5)
-  before = engine.replay_nodes(
+  before = node_cases.replay_until(
     node_cases.make_plain_task(),
     node_cases.SGD,
     trace,
     until=dict.fromkeys(range(node_cases.NUM_NODES), 5),
   )
-  np.testing.assert_array_equal(result.params, before.params)
+  np.testing.assert_array_equal(result.params, before.weights[0])
   assert not np.array_equal(result.params, whole.params)
   middle = (records['version'] == 4) & (records['node'] == 2)
   broken = traces.NodeTrace(records[~middle], trace.header)
   with pytest.raises(
-    traces.TraceError, match='Version 5 of node 0 comes from an all-reduce'
+    traces.TraceError, match='reads version 4 of node 2, which does not exist'
   ):
     jasgd.replay(node_cases.make_plain_task(), node_cases.SGD, broken)
 
@@ -156,7 +286,9 @@ def test_the_order_of_elastic_averaging(order, mode):
     force = 0.3 * (params - centre)
     params, centre = params - force, centre + force
   np.testing.assert_allclose(result.params, params, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(result.centre[0], centre, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    result.replicas[engine.SERVER][0], centre, rtol=1e-5, atol=1e-6
+  )
   assert result.evaluations['centre_loss'] != result.evaluations['loss']
 
 
@@ -170,8 +302,10 @@ def test_elastic_of_rate_0_is_sgd_on_their_own():
     )
     for strategy in (gossip.Elastic(rate=0.0), gossip.Pull(period=100))
   )
-  np.testing.assert_array_equal(first.nodes[0], second.nodes[0])
-  np.testing.assert_array_equal(first.centre[0], 0)
+  np.testing.assert_array_equal(
+    node_cases.stack_nodes(first)[0], node_cases.stack_nodes(second)[0]
+  )
+  np.testing.assert_array_equal(first.replicas[engine.SERVER][0], 0)
 
 
 def test_elastic_is_two_lines():
@@ -187,5 +321,9 @@ def test_elastic_is_two_lines():
     for node, params in enumerate(stepped):
       pull = 0.3 * (params - centre)
       nodes[node], centre = params - pull, centre + pull
-  np.testing.assert_allclose(result.nodes[0], jnp.stack(nodes), atol=1e-6)
-  np.testing.assert_allclose(result.centre[0], centre, atol=1e-6)
+  np.testing.assert_allclose(
+    node_cases.stack_nodes(result)[0], jnp.stack(nodes), atol=1e-6
+  )
+  np.testing.assert_allclose(
+    result.replicas[engine.SERVER][0], centre, atol=1e-6
+  )

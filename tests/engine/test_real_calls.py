@@ -1,4 +1,4 @@
-"""Exact replay of nodes gives the bits of nodes that are run by hand."""
+"""Exact replay has the bits of real calls, made here by hand."""
 
 import jax
 import numpy as np
@@ -85,7 +85,7 @@ RUNS = {'gossip': _gossip, 'elastic': _elastic}
 
 
 def _replay(trace, optimizer, mode='exact', **arguments):
-  return engine.replay_nodes(
+  return node_cases.replay_until(
     node_cases.make_task(),
     optimizer,
     trace,
@@ -96,9 +96,10 @@ def _replay(trace, optimizer, mode='exact', **arguments):
 
 
 def _get_node(result, node):
-  """(params, stats, opt_state) of one node."""
-  parts = (*result.nodes, result.opt_states)
-  return jax.tree.map(lambda leaf: leaf[node], parts)
+  """(params, stats, opt_state) of a node, or the centre's (params, stats)."""
+  if node == CENTRE:
+    return result.replicas[engine.SERVER]
+  return (*result.replicas[node], result.opt_states[node])
 
 
 @pytest.mark.parametrize('rates', marks.slow_but(RATES, 'schedule'))
@@ -112,12 +113,12 @@ def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
   trace = real.load()
   assert trace.header['wire_dtype'] == wire_dtype
   arguments = {'get_rate': RATES[rates]}
-  result = _replay(trace, ADAM, eval_every=7, **arguments)
+  result = _replay(trace, ADAM, chunk=7, **arguments)
   last = {node: real.version[node] for node in range(NUM_NODES)}
   if run == 'elastic':
-    last[CENTRE] = real.version[CENTRE]
+    last[engine.SERVER] = real.version[CENTRE]
     centre = real.saved[CENTRE, real.version[CENTRE]]
-    node_cases.assert_same_bits(result.centre, centre)
+    node_cases.assert_same_bits(_get_node(result, CENTRE), centre)
   assert result.versions == last
   for node in range(NUM_NODES):
     saved = real.saved[node, real.version[node]]
@@ -130,7 +131,9 @@ def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
   # One that lies between two narrow numbers may become the other one.
   tolerance = 2e-5 if wire_dtype == 'float32' else 2e-3
   for one, other in zip(
-    jax.tree.leaves(fast.nodes), jax.tree.leaves(result.nodes), strict=True
+    jax.tree.leaves(fast.replicas),
+    jax.tree.leaves(result.replicas),
+    strict=True,
   ):
     np.testing.assert_allclose(one, other, atol=tolerance)
 
@@ -150,13 +153,16 @@ def test_replay_up_to_checkpoints(tmp_path, run):
       node: int(rng.integers(1, real.version[node] + 1))
       for node in {0, *chosen}
     }
-    result = _replay(trace, MOMENTUM, until=until)
-    assert result.num_steps <= whole.num_steps
+    goals = {
+      engine.SERVER if node == CENTRE else node: version
+      for node, version in until.items()
+    }
+    result = _replay(trace, MOMENTUM, until=goals)
+    assert result.clock <= whole.clock
+    assert goals.items() <= result.versions.items()
     for node, version in until.items():
-      assert result.versions[node] == version
       saved = real.saved[node, version]
-      found = result.centre if node == CENTRE else _get_node(result, node)
-      node_cases.assert_same_bits(found, saved)
+      node_cases.assert_same_bits(_get_node(result, node), saved)
 
 
 def test_what_is_left_out_is_not_asked_for(tmp_path):
@@ -169,10 +175,10 @@ def test_what_is_left_out_is_not_asked_for(tmp_path):
   records = trace.records.copy()
   records['peer_version'][-1] = 9
   broken = traces.NodeTrace(records, trace.header)
-  with pytest.raises(traces.TraceError, match='Version 9 of node 0 is read'):
+  with pytest.raises(traces.TraceError, match='reads version 9 of node 0'):
     _replay(broken, MOMENTUM)
   result = _replay(broken, MOMENTUM, until={0: 1, 1: 2})
-  assert result.num_steps == 3
+  assert result.clock == 3
   node_cases.assert_same_bits(_get_node(result, 1), real.saved[1, 2])
   with pytest.raises(traces.TraceError, match='Node 0 never had a version 3'):
     _replay(broken, MOMENTUM, until={0: 3})
@@ -223,5 +229,7 @@ def test_a_force_that_nobody_sent_is_named(tmp_path):
   trace = real.load()
   records = trace.records.copy()
   records['peer_version'][-1] = 0
-  with pytest.raises(traces.TraceError, match='a force of node 0 at its vers'):
+  with pytest.raises(
+    traces.TraceError, match='by a force of node 0 at its vers'
+  ):
     _replay(traces.NodeTrace(records, trace.header), MOMENTUM)

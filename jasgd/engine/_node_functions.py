@@ -1,4 +1,4 @@
-"""What a node does to its weights: a step, and mixes, as compiled functions."""
+"""What a node and an elastic centre compute, as compiled functions."""
 
 from collections.abc import Callable
 import functools
@@ -16,8 +16,8 @@ from jasgd.engine import _layout
 _Weights = tuple[Any, Any]  # (params, stats)
 
 
-class Node(NamedTuple):
-  """What a node has."""
+class NodeState(NamedTuple):
+  """A node's weights, and what its optimizer keeps."""
 
   params: Any
   stats: Any
@@ -27,7 +27,7 @@ class Node(NamedTuple):
 class NodeFunctions(NamedTuple):
   """A node's and a centre's work, as pure, jitted functions.
 
-  What is changed, which is the first argument, is donated. Parts are those of a
+  The first argument, which is changed, is donated. `parts` are views of a
   buffer with other weights, as a message brings them.
 
   Attributes:
@@ -49,18 +49,18 @@ class NodeFunctions(NamedTuple):
     update: `(node, (gradient, stats), rate) -> node`. The second half.
   """
 
-  start: Callable[..., Node]
-  step: Callable[..., tuple[Node, jax.Array]]
-  step_at: Callable[..., tuple[Node, jax.Array]]
-  mix: Callable[..., Node]
-  pull_centre: Callable[..., tuple[Node, _Weights]]
+  start: Callable[..., NodeState]
+  step: Callable[..., tuple[NodeState, jax.Array]]
+  step_at: Callable[..., tuple[NodeState, jax.Array]]
+  mix: Callable[..., NodeState]
+  pull_centre: Callable[..., tuple[NodeState, _Weights]]
   move_centre: Callable[..., _Weights]
   gradient: Callable[..., _gradient.Gradient]
-  update: Callable[..., Node]
+  update: Callable[..., NodeState]
 
 
 class NodeWork(NamedTuple):
-  """The same on trees, to be compiled as part of something larger.
+  """A node's work on trees, to be compiled as part of something larger.
 
   Attributes:
     gradient: `(params, stats, data, seed, learner, step) -> Gradient`.
@@ -71,7 +71,7 @@ class NodeWork(NamedTuple):
   """
 
   gradient: Callable[..., _gradient.Gradient]
-  update: Callable[..., Node]
+  update: Callable[..., NodeState]
   init: Callable[..., optax.OptState]
 
 
@@ -80,7 +80,7 @@ def make_node_functions(
   optimizer: optax.GradientTransformation,
   layout: _layout.Layout,
 ) -> NodeFunctions:
-  r"""Compiles what a node does: a real one, and exact replay, call just these.
+  r"""Compiles a node's work: real nodes and exact replay call these functions.
 
   .. math::
     \text{step:} \quad & x \leftarrow x + r \, \text{optimizer}(\nabla f(x)) \\
@@ -90,14 +90,14 @@ def make_node_functions(
       x \leftarrow x - e, \quad c \leftarrow c + e
 
   Statistics that are not trained are mixed like the weights, if they are
-  floats; other numbers, and what the optimizer keeps, stay with their node. The
+  floats; other numbers, and the optimizer's state, stay with their node. The
   force e is rounded as its message will be before the node moves, so that the
-  sum of x and c stays what it was.
+  sum of x and c does not change.
 
   Args:
-    task: What is learned.
+    task: The task to learn.
     optimizer: Any optax optimizer.
-    layout: Of (params, stats), as messages have them.
+    layout: The layout of (params, stats) in messages.
 
   Returns:
     The functions.
@@ -126,14 +126,14 @@ def make_node_functions(
 def make_node_work(
   task: tasks.Task, optimizer: optax.GradientTransformation
 ) -> NodeWork:
-  """What a node computes, on trees, as functions to be compiled."""
+  """A node's work on trees, as functions to be compiled."""
   return _make_work(_gradient.make_gradient(task), optimizer)
 
 
-def make_node(weights: _Weights, opt_state: optax.OptState) -> Node:
-  """A node from its (params, stats) and what its optimizer keeps."""
+def make_node(weights: _Weights, opt_state: optax.OptState) -> NodeState:
+  """A node from its (params, stats) and its optimizer's state."""
   params, stats = weights
-  return Node(params, stats, opt_state)
+  return NodeState(params, stats, opt_state)
 
 
 def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
@@ -151,10 +151,10 @@ def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
 
 
 def add_changes(own: Any, new: Any, old: Any) -> Any:
-  """Does to the own statistics what a minibatch did to those that were read.
+  """Adds the change that a minibatch made to the statistics that it read.
 
-  Others may have averaged with the node meanwhile, and that is not to be lost.
-  What is no float is mixed by nobody, and is the new one.
+  Others may have averaged with the node meanwhile, and that must not be lost.
+  Integers are never mixed: the new ones are taken.
   """
 
   def add(own: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -186,30 +186,30 @@ def round_weights(tree: Any, layout: _layout.Layout) -> Any:
   ):
     stored = layout.parts[leaf.part].dtype
     if stored != leaf.dtype:
-      # A compiler may leave out a conversion there and back, but not this.
+      # A compiler may leave out a conversion and its inverse, but not this.
       info = jnp.finfo(stored)
       array = lax.reduce_precision(array, info.nexp, info.nmant)
     leaves.append(array)
   return layout.treedef.unflatten(leaves)
 
 
-# The functions are what counts, and not the task: this keeps no data alive.
+# The key has the functions, and not the task: this keeps no data alive.
 @functools.lru_cache(maxsize=32)
 def _make_work(
   gradient: Callable[..., _gradient.Gradient],
   optimizer: optax.GradientTransformation,
 ) -> NodeWork:
-  """The same functions each time, so that nothing is compiled twice."""
+  """Cached, so that nothing is compiled twice."""
   # It must not be made anew for each call either: it is a key as well.
   optimizer = optax.with_extra_args_support(optimizer)
 
   def update(
-    node: Node,
+    node: NodeState,
     result: _gradient.Gradient,
     stale_params: Any,
     rate: Any,
     params: Any = None,
-  ) -> Node:
+  ) -> NodeState:
     updates, opt_state = optimizer.update(
       result.gradient,
       node.opt_state,
@@ -221,48 +221,52 @@ def _make_work(
         lambda leaf: leaf * jnp.asarray(rate, leaf.dtype), updates
       )
     new_params = optax.apply_updates(node.params, updates)
-    return Node(new_params, result.stats, opt_state)
+    return NodeState(new_params, result.stats, opt_state)
 
   return NodeWork(gradient, update, optimizer.init)
 
 
 @functools.lru_cache(maxsize=32)
 def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
-  """The same functions each time, so that nothing is compiled twice."""
+  """Cached, so that nothing is compiled twice."""
   whole = _make_whole_layout(layout)
 
-  def start(weights: _Weights) -> Node:
+  def start(weights: _Weights) -> NodeState:
     # Copies, as all of it is donated: two leaves must not be one buffer.
     params, stats = jax.tree.map(jnp.array, weights)
-    return Node(params, stats, jax.tree.map(jnp.array, work.init(params)))
+    return NodeState(params, stats, jax.tree.map(jnp.array, work.init(params)))
 
   def step(
-    node: Node, data: Any, seed: Any, learner: Any, step: Any, rate: Any
-  ) -> tuple[Node, jax.Array]:
+    node: NodeState, data: Any, seed: Any, learner: Any, step: Any, rate: Any
+  ) -> tuple[NodeState, jax.Array]:
     result = work.gradient(node.params, node.stats, data, seed, learner, step)
     return work.update(node, result, node.params, rate), result.loss
 
   def step_at(
-    node: Node,
+    node: NodeState,
     parts: Any,
     data: Any,
     seed: Any,
     learner: Any,
     step: Any,
     rate: Any,
-  ) -> tuple[Node, jax.Array]:
+  ) -> tuple[NodeState, jax.Array]:
     params, stats = whole.split(parts)
     result = work.gradient(params, stats, data, seed, learner, step)
     changed = add_changes(node.stats, result.stats, stats)
     result = result._replace(stats=changed)
     return work.update(node, result, params, rate), result.loss
 
-  def mix(node: Node, parts: Any, own_weight: Any, weight: Any) -> Node:
+  def mix(
+    node: NodeState, parts: Any, own_weight: Any, weight: Any
+  ) -> NodeState:
     own = (node.params, node.stats)
     params, stats = mix_weights(own, layout.split(parts), own_weight, weight)
     return node._replace(params=params, stats=stats)
 
-  def pull_centre(node: Node, parts: Any, rate: Any) -> tuple[Node, _Weights]:
+  def pull_centre(
+    node: NodeState, parts: Any, rate: Any
+  ) -> tuple[NodeState, _Weights]:
     own = (node.params, node.stats)
     force = measure_force(own, layout.split(parts), rate)
     force = round_weights(force, layout)
@@ -272,7 +276,7 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
   def move_centre(centre: _Weights, parts: Any, weight: Any) -> _Weights:
     return mix_weights(centre, layout.split(parts), 1.0, weight)
 
-  def update(node: Node, mean: tuple[Any, Any], rate: Any) -> Node:
+  def update(node: NodeState, mean: tuple[Any, Any], rate: Any) -> NodeState:
     result = _gradient.Gradient(*mean, jnp.zeros(()))
     return work.update(node, result, node.params, rate)
 
