@@ -327,9 +327,7 @@ def _simulate(
     num_steps=num_steps // num_nodes,
     compute=simulation.normal(1.0, 0.2),
   )
-  plan = engine.make_plan(
-    trace, num_samples=task.num_samples, batch=_BATCH
-  )
+  plan = engine.make_plan(trace, num_samples=task.num_samples, batch=_BATCH)
   weights = task.init(tasks.fold_key(0, 0, 0))
   replay = engine.Replay(
     task, _OPTIMIZER, plan, chunk=plan.num_updates, init=weights
