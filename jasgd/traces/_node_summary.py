@@ -133,8 +133,9 @@ def format_node_summary(summary: NodeSummary, max_nodes: int = 10) -> str:
   Examples:
     >>> import numpy as np
     >>> from jasgd import traces
-    >>> records = np.zeros(2, traces.NODE_RECORD)
-    >>> records['node'], records['end_time'] = [0, 1], [1, 2]
+    >>> records = np.zeros(4, traces.NODE_RECORD)
+    >>> records['kind'][2:] = traces.NodeKind.END
+    >>> records['node'], records['end_time'] = [0, 1, 0, 1], [1, 2, 2, 2]
     >>> summary = traces.summarize_nodes(traces.NodeTrace(records))
     >>> print(traces.format_node_summary(summary))
     steps    2 in 2 s: 1 per second
