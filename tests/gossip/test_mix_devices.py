@@ -194,12 +194,7 @@ def test_gradients_through_a_mix(found, name):
 @every_case
 def test_where_nodes_agree(found, num_nodes, name, case):
   """On the mean, if the rule keeps it."""
-  for runner in mix_cases.RUNNERS:
-    _check_agreement(found, num_nodes, name, case, runner)
-
-
-def _check_agreement(found, num_nodes, name, case, runner):
-  prefix = f'{num_nodes}|{runner}|state|{mix_devices.NUM_LAST}|{name}|'
+  prefix = f'{num_nodes}|vmap|state|{mix_devices.NUM_LAST}|{name}|'
   # One column for each node that something came from: shares of the mean.
   shares = found[f"{prefix}x['one']"]
   count = found[f"{prefix}x['more'][1]"]
