@@ -1,8 +1,8 @@
 """Mixing under pmap, shard_map and vmap, and over two processes.
 
 Programs compute all cases on 8 devices of one process, or 4 devices each of
-two. The results are compared with numpy's, with each other, and with the known
-rates at which nodes agree.
+two. The results are compared with numpy's, and with the known rates at which
+nodes agree.
 """
 
 import jax
@@ -88,6 +88,7 @@ def _check_states(found, prefix, name, case, num_nodes):
     params, other = states[step - 1]
     for path, expected in params.items():
       given = found[f'{prefix}state|{step}|{name}|x{path}']
+      assert given.dtype == (np.int32 if path == _COUNT else np.float32)
       # Weights of one leaf are rounded after each mix.
       own = 2**-8 if path == _HALF else 1e-6
       error = step * (own + _get_rounding(case))
@@ -137,42 +138,6 @@ def test_every_kind_and_rule_is_there():
 def test_states_are_those_of_numpy(found, num_nodes, name, case):
   for runner in mix_cases.RUNNERS:
     _check_states(found, f'{num_nodes}|{runner}|', name, case, num_nodes)
-
-
-def _compare(one, other, case):
-  """Two runs of a case: equal, but for the last bits of sums."""
-  assert one.keys() == other.keys()
-  assert len(one) >= 3 * mix_devices.NUM_STEPS
-  for key, first in one.items():
-    # What is rounded may go to either side.
-    tolerance = 1e-5 + 2 * _get_rounding(case)
-    if key.endswith(_HALF):
-      tolerance = 2e-2
-    assert other[key].dtype == first.dtype
-    np.testing.assert_allclose(other[key], first, atol=tolerance, err_msg=key)
-
-
-def _pick(found, prefix, name):
-  """The states of a case in the first steps."""
-  starts = tuple(
-    f'{prefix}state|{step}|{name}|'
-    for step in range(1, mix_devices.NUM_STEPS + 1)
-  )
-  return {
-    key.removeprefix(prefix): value
-    for key, value in found.items()
-    if key.startswith(starts)
-  }
-
-
-@slow
-@every_case
-def test_runners_agree(found, num_nodes, name, case):
-  first, *others = (
-    _pick(found, f'{num_nodes}|{runner}|', name) for runner in mix_cases.RUNNERS
-  )
-  for other in others:
-    _compare(first, other, case)
 
 
 @slow
@@ -229,12 +194,7 @@ def test_gradients_through_a_mix(found, name):
 @every_case
 def test_where_nodes_agree(found, num_nodes, name, case):
   """On the mean, if the rule keeps it."""
-  for runner in mix_cases.RUNNERS:
-    _check_agreement(found, num_nodes, name, case, runner)
-
-
-def _check_agreement(found, num_nodes, name, case, runner):
-  prefix = f'{num_nodes}|{runner}|state|{mix_devices.NUM_LAST}|{name}|'
+  prefix = f'{num_nodes}|vmap|state|{mix_devices.NUM_LAST}|{name}|'
   # One column for each node that something came from: shares of the mean.
   shares = found[f"{prefix}x['one']"]
   count = found[f"{prefix}x['more'][1]"]

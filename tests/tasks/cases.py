@@ -108,12 +108,7 @@ every_case = pytest.mark.parametrize(
 )
 
 
-# Most of a test's time is that of the compiler.
-QUICK = {
-  'xla_backend_optimization_level': 0,
-  'xla_llvm_disable_expensive_passes': True,
-}
-# For programs that run longer than they compile.
+# For programs that run longer than they compile; see `conftest.py`.
 THOROUGH = {
   'xla_backend_optimization_level': 3,
   'xla_llvm_disable_expensive_passes': False,
@@ -129,7 +124,7 @@ def make_task(case_id: str) -> tasks.Task:
 @functools.cache
 def make_init(case_id: str) -> Any:
   """`init` of a task, compiled once."""
-  return jax.jit(make_task(case_id).init, compiler_options=QUICK)
+  return jax.jit(make_task(case_id).init)
 
 
 def make_initial(case_id: str) -> tuple[tasks.Task, Any, Any]:
@@ -142,7 +137,7 @@ def make_gradient(case_id: str) -> Any:
   """`((loss, stats), grads)` of (params, stats, batch, key), compiled once."""
   task = make_task(case_id)
   gradient = jax.value_and_grad(task.loss, has_aux=True)
-  return jax.jit(gradient, compiler_options=QUICK)
+  return jax.jit(gradient)
 
 
 def find_data() -> str:

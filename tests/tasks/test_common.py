@@ -79,7 +79,7 @@ def test_loss_is_a_mean_with_a_finite_gradient(case_id):
 def test_a_batch_depends_on_seed_learner_and_step_alone(case_id):
   """The ways to call it are compared in full in `test_shuffles.py`."""
   task = cases.make_task(case_id)
-  jitted = jax.jit(task.batches, compiler_options=cases.QUICK)
+  jitted = jax.jit(task.batches)
   first = jitted(task.data, 5, 1, 7)
   assert {leaf.shape[0] for leaf in jax.tree.leaves(first)} == {task.batch}
   trees.assert_same_bits(jitted(task.data, 5, 1, 7), first)

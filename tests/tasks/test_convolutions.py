@@ -12,7 +12,6 @@ import pytest
 from jasgd.tasks import _convolutions
 from jasgd.tasks import _models
 from tests import trees
-from tests.tasks import cases
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
@@ -48,7 +47,6 @@ def _compare(ours, plain, arguments, dtype):
 
   actual, expected = jax.jit(
     lambda *args: (measure(ours, *args), measure(plain, *args)),
-    compiler_options=cases.QUICK,
   )(*arguments)
   trees.assert_close(actual, expected, TOLERANCE[dtype], 10 * TOLERANCE[dtype])
 
@@ -228,7 +226,6 @@ def test_networks_are_those_of_linen(ours, plain, shape):
       jax.value_and_grad(
         lambda p, net=net: jnp.sum(net.apply(p, images) * weights)
       ),
-      compiler_options=cases.QUICK,
     )(params)
     for net in (ours, plain)
   ]
