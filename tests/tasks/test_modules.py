@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jasgd import tasks
-from jasgd.tasks import _resnet
+from jasgd.tasks import _models
 from tests import trees
 
 MOMENTUM = 0.9
@@ -102,7 +102,7 @@ def test_a_residual_network_keeps_statistics_of_training_alone():
     'image': rng.standard_normal((8, 8, 8, 3)).astype(np.float32),
     'label': rng.integers(0, 10, 8).astype(np.int32),
   }
-  net = _resnet.ResNet(num_blocks=1, features=(2, 3, 4))
+  net = _models.ResNet(num_blocks=1, features=(2, 3, 4))
   task = tasks.from_linen(net, examples, examples, batch=8)
   params, stats = jax.jit(task.init)(jax.random.key(0))
   _, changed = jax.jit(task.loss)(params, stats, examples, jax.random.key(1))
