@@ -77,6 +77,8 @@ class NodeSupervisor:
     self._members: dict[int, _supervisor.Member] = {}
     self._status: dict[int, dict[str, Any]] = {}
     self._lost: set[int] = set()
+    # (member, dead node) that the member was told of.
+    self._reported: set[tuple[int, int]] = set()
     # Of those who are silent: since when, as far as anybody asked them.
     self._silent_since: dict[int, float] = {}
     self._deadlines = deadlines
@@ -211,11 +213,20 @@ class NodeSupervisor:
     """Takes in how somebody stands who answers."""
     self._status[member] = status
     self._silent_since.pop(member, None)
+    if not status['has_begun'] and self._is_owner and not self._is_group:
+      self._report_deaths(member)
     if member == traces.CENTRE:
       self._num_restarts = 0
     if member in self._lost:
       self._lost.discard(member)
       _log.warning('%s is back.', self._members[member].name)
+
+  def _report_deaths(self, member: int) -> None:
+    """Tells a member that waits for all nodes which of them are dead."""
+    for dead in self._lost:
+      is_news = dead >= 0 and (member, dead) not in self._reported
+      if is_news and self._watch.report_death(member, dead):
+        self._reported.add((member, dead))
 
   def _mind_silence(
     self, member: int, process: _supervisor.Member, asked_at: float

@@ -73,6 +73,14 @@ class NodeWatch:
     """Asks those of whom only the address is known who they are."""
     self._registry.ask_strangers()
 
+  def report_death(self, member: int, dead: int) -> bool:
+    """Tells a member that a node is dead; whether it has heard."""
+    try:
+      self._observers[member].report_death(node=dead)
+    except (runtime.WireError, runtime.RefusedError):
+      return False
+    return True
+
   def stop(self, member: int) -> None:
     """Asks a node to end in good order; one that is gone has."""
     try:

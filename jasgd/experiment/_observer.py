@@ -83,6 +83,16 @@ class Observer:
     """Asks the server to end the run in good order."""
     self.ask(runtime.Message(runtime.Verb.STOP, text=reason))
 
+  def report_death(self, *, pid: int = 0, node: int = -1) -> None:
+    """Tells the server, or a node, that a process is dead.
+
+    Args:
+      pid: Process of a learner.
+      node: Number of a node.
+    """
+    text = str(pid) if pid else ''
+    self.ask(runtime.Message(runtime.Verb.LOST, learner=node, text=text))
+
   def leave(self) -> None:
     """Says good-bye, so that the server need not wait."""
     if self._connection is not None:

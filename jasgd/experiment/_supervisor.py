@@ -75,6 +75,7 @@ class Supervisor:
     self._server: Member
     self._learners: list[Member] = []
     self._reported: set[str] = set()
+    self._told: set[str] = set()  # Of their deaths the server was told.
     self._test: dict[str, float] = {}
     self._status: dict[str, Any] = {}
     self._num_alive = 0
@@ -146,6 +147,8 @@ class Supervisor:
     except runtime.WireError:  # It starts, or dies: its exit code will tell.
       return False
     is_over = self._status['end_reason'] is not None
+    if not is_over:
+      self._report_deaths()
     if are_gone and not is_over and not self._status['num_alive']:
       raise RunError(
         'All learners are gone. The last one said:\n'
@@ -167,6 +170,18 @@ class Supervisor:
           learner.read_log(),
         )
 
+  def _report_deaths(self) -> None:
+    """Tells the server which learners are dead: it may be waiting for them."""
+    for learner in self._learners:
+      pid = getattr(learner, 'pid', None)  # Threads have none.
+      if learner.code is None or pid is None or learner.name in self._told:
+        continue
+      try:
+        self._observer.report_death(pid=pid)
+      except runtime.WireError:
+        return  # It has died: the next one will be told.
+      self._told.add(learner.name)
+
   def _restart_server(self) -> None:
     """Starts a server that has died again."""
     code = self._server.code
@@ -186,6 +201,7 @@ class Supervisor:
       code,
     )
     self._observer.close()
+    self._told.clear()
     self._server.end(0.0)  # It has; what it was given is closed.
     self._server = self._start_server()
 

@@ -163,6 +163,9 @@ class Host:
     elif verb == _Verb.STOP:
       self.stopped.set()
       channel.send(_messages.Message(_Verb.ANSWER))
+    elif verb == _Verb.LOST:
+      self._note_death(message)
+      channel.send(_messages.Message(_Verb.ANSWER))
     elif verb == _Verb.LEAVE:
       self._forget(channel)
       channel.send(_messages.Message(_Verb.ANSWER))
@@ -184,6 +187,15 @@ class Host:
     self._friends.add(channel)
     self._meet(greeting['node'], greeting['address'], greeting['since'])
     channel.send(_messages.Message(_Verb.ANSWER))
+
+  def _note_death(self, message: _messages.Message) -> None:
+    """A launcher says that a node is dead: it counts as one that has come."""
+    if not 0 <= message.learner < _MAX_NODES:
+      raise _messages.MessageError(
+        'learner', f'A node has a number from 0 on, got {message.learner}.'
+      )
+    # Should it be started again, its time will differ: it has come back then.
+    self._meet(message.learner, None, -1.0)
 
   def _send_weights(self, channel: _wire.Channel) -> None:
     with self._lock:

@@ -24,6 +24,8 @@ class Members:
     self._core = core
     self._fingerprint = fingerprint
     self._num_joins = 0
+    self._joined_pids: set[int] = set()
+    self._dead_pids: set[int] = set()  # Those that died before they joined.
 
   # --- Coming.
 
@@ -62,6 +64,7 @@ class Members:
       if core.end_reason is not None:
         return
     channel.pid = channel.pid or hello.pid
+    self._joined_pids.add(hello.pid)
     core.last_pid = channel.pid
     core.register.attach(book, channel, hello.instance)
     book.welcome = json.dumps(self._describe(book))
@@ -174,10 +177,28 @@ class Members:
   def _begin_if_all(self) -> None:
     """Lets everybody start once all have come that are expected."""
     core = self._core
-    # One that has come and gone again is not waited for.
-    have_come = self._num_joins >= core.settings.num_learners
+    # Learners that have come and gone again, or died before they came, are not
+    # waited for.
+    num_settled = self._num_joins + len(self._dead_pids - self._joined_pids)
+    have_come = num_settled >= core.settings.num_learners
     if have_come and core.count_alive() and not core.has_begun:
       self.begin()
+
+  def note_death(self, message: _messages.Message) -> None:
+    """A launcher says that the process of a learner is dead.
+
+    If it had not come yet, the others need not wait for it.
+
+    Raises:
+      MessageError: if the text is not the number of a process.
+    """
+    if not (message.text.isascii() and message.text.isdecimal()):
+      raise _messages.MessageError(
+        'pid', f'The text of a LOST must be a pid, got {message.text[:20]!r}.'
+      )
+    self._dead_pids.add(int(message.text))
+    if self._core.end_reason is None:
+      self._begin_if_all()
 
   def _forget_absent(self) -> None:
     """Waits no longer for those who were there before a restart."""

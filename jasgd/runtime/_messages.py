@@ -66,6 +66,9 @@ class Verb(enum.IntEnum):
   STATUS = 7  # How the run stands, as text.
   LEAVE = 8  # The client goes.
   STOP = 9  # The run is to end, in good order.
+  # A process that the client has started is dead. `learner` is the number of a
+  # node; of a learner, which has none before it comes, the text is its pid.
+  LOST = 10
   SNAPSHOT = 64  # Weights, and what became of the gradient.
   ANSWER = 65  # What became of it, without weights; or a text.
   WAIT = 66  # Go on waiting; the text says for what. More will come.

@@ -268,6 +268,9 @@ class Server:
       self._visitors.forget(channel)
       channel.send(_messages.Message(_Verb.ANSWER))
       self._members.leave(channel)
+    elif verb == _Verb.LOST:
+      self._members.note_death(message)
+      channel.send(_messages.Message(_Verb.ANSWER))
     elif verb == _Verb.STOP:
       channel.send(_messages.Message(_Verb.ANSWER))
       self.stop(message.text or 'It was stopped.')

@@ -293,6 +293,22 @@ def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
   check_replay(tmp_path)
 
 
+@pytest.mark.parametrize('strategy', ['pull', 'elastic'])
+def test_nobody_waits_for_a_node_that_dies_as_it_starts(
+  strategy, processes, tmp_path
+):
+  """Its launcher tells the others, which would wait for ten minutes."""
+  deadlines = {'start': 600.0, 'first_step': 600.0}
+  config = make_config(strategy, num_steps=20, deadlines=deadlines)
+  with start_run(config, tmp_path) as wait:
+    (pid,) = live.wait_until(lambda: processes.find_children('node-2'))
+    os.kill(pid, signal.SIGKILL)
+    result = wait()
+  assert result['lost_nodes'] == [2]
+  assert count_steps(tmp_path).tolist() == [20, 20, 0]
+  check_replay(tmp_path, range(2))
+
+
 @pytest.mark.slow
 def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
   deadlines = {'start': 10.0, 'first_step': 45.0}

@@ -160,6 +160,25 @@ def test_a_killed_server_is_started_again(processes, tmp_path):
   assert run.check_replay() == 500
 
 
+def test_nobody_waits_for_a_learner_that_dies_as_it_starts(processes, tmp_path):
+  """Its launcher tells the server, which would wait for ten minutes."""
+  program = _train(
+    processes,
+    tmp_path,
+    '--config.num_updates=100',
+    '--config.deadlines.start=600',
+  )
+  (pid,) = live.wait_until(
+    lambda: processes.find_children('learner-1'), program
+  )
+  os.kill(pid, signal.SIGKILL)
+  output = program.wait()
+  assert 'learner-1 was lost (exit code -9)' in output
+  trace = traces.Trace.load(tmp_path / 'trace')
+  assert trace.num_updates == 100
+  assert len(set(trace.learner.tolist())) == 1
+
+
 @pytest.mark.slow
 def test_a_lost_learner_can_end_the_run(processes, tmp_path):
   run = live.Run(tmp_path)
