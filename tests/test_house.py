@@ -278,3 +278,18 @@ def test_warnings_of_our_own_are_errors():
     warnings.warn_explicit(
       'careful', UserWarning, 'file.py', 1, module='jasgd.transforms._delay'
     )
+
+
+def test_the_readme_says_where_to_change_what():
+  """Every file that its table names is there."""
+  table = (ROOT / 'README.md').read_text().split('Where do I change')[1]
+  rows = re.findall(r'^\| a .*\|$', table, re.MULTILINE)
+  assert len(rows) >= 9
+  for row in rows:
+    folder = ROOT
+    names = re.findall(r'`([\w/]+\.py)`', row)
+    assert len(names) >= 2, row
+    for name in names:
+      path = ROOT / name if '/' in name else folder / name
+      assert path.exists(), name
+      folder = path.parent
