@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import os
 import secrets
 import shutil
@@ -179,48 +178,31 @@ def test_variants_replay_to_the_same_bits(
   )
 
 
-def _list_masses(records):
-  """(version, mass, what came with it) of a node, change by change."""
-  changes = []
-  for record in records:
-    version, mass = int(record['version']), record['mass']
-    if record['kind'] == traces.NodeKind.LOST:  # Of a message.
-      continue
-    is_mix = record['kind'] == traces.NodeKind.MIX
-    came = record['peer_weight'] * mass if is_mix else 0.0
-    if is_mix and changes and changes[-1][0] == version:  # One more peer.
-      came += changes.pop()[2]
-    changes.append((version, mass, came))
-  return changes
-
-
 def find_lost_mass(trace, victim):
   """What was sent and never mixed in, and what one had when it was killed.
 
-  By the nodes' own records: each message has what its sender gave away, and is
-  mixed in once.
+  By the nodes' own records. A step's record has the mass that is left when half
+  of it is about to be sent, so each message has as much, and is mixed in once.
   """
-  sent, last = {}, {}
-  for node in range(NUM_NODES):
-    changes = _list_masses(trace.of_node(node))
-    for (version, before, _), (_, after, came) in itertools.pairwise(changes):
-      if (given := before - (after - came)) > 1e-9:
-        sent[node, version] = given
-    last[node] = changes[-1]
-  mixes = trace.mixes
+  records, mixes = trace.records, trace.mixes
+  own = records[records['kind'] != traces.NodeKind.LOST]
+  steps = own[own['kind'] == traces.NodeKind.STEP]
+  keys = zip(steps['node'], steps['version'], strict=True)
+  kept = dict(zip(keys, steps['mass'], strict=True))
+  came = mixes['peer_weight'] * mixes['mass']
   senders = list(zip(mixes['peer'], mixes['peer_version'], strict=True))
   assert len({*senders}) == len(senders) > 100
-  left = last[victim][1]
-  for sender, mass in zip(
-    senders, mixes['peer_weight'] * mixes['mass'], strict=True
-  ):
-    if mass <= 1e-9:
-      continue
-    if sender == (victim, last[victim][0]):  # It could not write this down.
-      left -= mass
-    else:
-      assert sent.pop(sender) == pytest.approx(mass, abs=1e-9)
-  return sum(sent.values()) + left
+  for sender, mass in zip(senders, came, strict=True):
+    assert mass == pytest.approx(kept[sender], abs=1e-9)
+  lost = 0.0
+  for node in range(NUM_NODES):
+    last = own[own['node'] == node]['mass'][-1]
+    given = 1 + came[mixes['node'] == node].sum() - last
+    arrived = came[mixes['peer'] == node].sum()
+    assert given > arrived - 1e-9
+    lost += given - arrived
+    lost += last if node == victim else 0.0
+  return lost
 
 
 def _measure_strangers(config, num_steps):
