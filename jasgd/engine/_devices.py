@@ -1,7 +1,7 @@
 """Training on devices: all nodes in one program, a device for each of them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, cast, NamedTuple
 
 import jax
 from jax import lax
@@ -294,7 +294,7 @@ def check_devices(
       f'{strategy!r}.'
     )
   strategy.check_together(num_nodes)
-  if dtype is not None and isinstance(strategy, gossip.Elastic):
+  if dtype is not None and strategy.has_centre:
     raise ValueError(
       'On devices elastic averaging sends weights as they are, got '
       f'dtype={dtype}.'
@@ -314,8 +314,8 @@ def _make_start(
     params, stats = weights
     return DeviceArrays(
       node=_node_functions.NodeState(params, stats, work.init(params)),
-      mass=jnp.ones(()) if isinstance(strategy, gossip.PushSum) else None,
-      centre=weights if isinstance(strategy, gossip.Elastic) else None,
+      mass=jnp.ones(()) if strategy.has_mass else None,
+      centre=weights if strategy.has_centre else None,
     )
 
   return start
@@ -398,11 +398,12 @@ def _make_step(
     node = node._replace(params=params, stats=stats)
     return held._replace(node=node, mass=mass), result.loss
 
-  if isinstance(strategy, gossip.Elastic):
-    return _make_elastic_step(work, strategy, axis_name, differentiate)
-  if isinstance(strategy, gossip.PushSum):
+  if strategy.has_centre:
+    elastic = cast(gossip.Elastic, strategy)
+    return _make_elastic_step(work, elastic, axis_name, differentiate)
+  if strategy.has_mass:
     return step_and_push
-  if isinstance(strategy, gossip.AllReduce) and strategy.period == 1:
+  if strategy.averages_gradients:
     return mix_and_step
   return step_and_mix
 
