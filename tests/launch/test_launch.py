@@ -109,7 +109,7 @@ def test_simulate_nodes_writes_traces_and_pictures(tmp_path):
   assert 'pairs(1)' in done.stdout
   trace = traces.NodeTrace.load(tmp_path / 'work/trace')
   ends = trace.records[trace.records['kind'] == traces.NodeKind.END]
-  assert ends['step'].tolist() == [50] * 16
+  assert set(ends['step'].tolist()) == {50}  # Some are dead by then.
   assert trace.header['config']['strategy']['peers'] == 'random_matching'
   for name in ('ages.png', 'timeline.png'):
     assert (tmp_path / 'work' / name).read_bytes().startswith(b'\x89PNG')
