@@ -62,7 +62,7 @@ def count_deaths(trace: _nodes.NodeTrace) -> Deaths:
   is_join = kind == _node_schema.NodeKind.JOIN
   # One that had nothing to go on from has both, one after the other.
   is_restarted = np.append(np.zeros(min(1, len(kind)), bool), is_restart[:-1])
-  is_return = is_restart | is_join & ~is_first & ~is_restarted
+  is_return = (is_restart | is_join & ~is_restarted) & ~is_first
   is_end = is_last | np.append(is_return[1:], np.zeros(min(1, len(kind)), bool))
   is_death = is_end & (kind != _node_schema.NodeKind.END)
   is_joiner = is_first & is_join

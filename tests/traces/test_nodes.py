@@ -266,7 +266,8 @@ def test_what_is_sent_is_received_or_lost(name):
   np.testing.assert_allclose(nodes.bytes_received, 5.0 * nodes.num_received)
   busy = nodes.computing + nodes.waiting
   assert np.all((busy > 0) & (busy <= summary.duration + 1e-9))
-  assert summary.num_steps == nodes.num_steps.sum() == 4 * 12
+  # Joiners take over the steps of others; an all-reduce makes some again.
+  assert 3 * 12 < summary.num_steps == nodes.num_steps.sum() < 8 * 12
 
 
 def test_the_table():
@@ -279,15 +280,15 @@ def test_the_table():
   )
   summary = traces.summarize_nodes(trace)
   assert str(summary).splitlines() == [
-    'steps    8 in 8 s: 1 per second',
-    'mixes    6',
-    'age      mean 0.00, max 0',
-    'lag      mean 0.17, min -1, max 2',
-    'deaths   1, and 1 returns: 1 messages lost, 2 questions refused',
-    'traffic  sent 7 MB, received 6 MB',
+    'steps    7 in 6.5 s: 1.077 per second',
+    'mixes    4',
+    'age      mean 0.25, max 1',
+    'lag      mean 0.00, min -1, max 1',
+    'deaths   1, and 1 returns: 1 messages lost, 1 questions refused',
+    'traffic  sent 5 MB, received 4 MB',
     '   node  steps  mixes  computing  waiting   sent  received',
-    '      0      4      2        50%      25%      5         2',
-    '      1      4      4        50%      25%      2         4',
+    '      0      4      1        62%      15%      4         1',
+    '      1      3      3        46%      23%      1         3',
   ]
   short = traces.format_node_summary(summary, max_nodes=1)
   assert short.splitlines()[-1] == '    ...  and 1 more'
