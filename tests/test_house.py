@@ -293,3 +293,10 @@ def test_the_readme_says_where_to_change_what():
       path = ROOT / name if '/' in name else folder / name
       assert path.exists(), name
       folder = path.parent
+
+
+def test_ci_names_tests_that_exist():
+  script = (ROOT / '.ci/run').read_text()
+  names = re.findall(r'tests/[\w/]+\.py', script)
+  assert len(names) > 5
+  assert not [name for name in names if not (ROOT / name).exists()]
