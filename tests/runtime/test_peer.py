@@ -78,6 +78,7 @@ def test_a_joiner_starts_from_the_weights_of_another_node(tmp_path):
   ) as group:
     group.wait_for_steps(0, 20)
     group.start(2)
+    group.wait_for_steps(2, 21)  # Then it has joined, with no mass.
     group.wait_for(2, 'mass', 1e-9)
     for node in range(peer_cases.NUM_NODES):
       group.stop(node)
