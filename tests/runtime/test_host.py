@@ -84,12 +84,23 @@ def test_what_the_wire_refuses_is_counted(bench, caplog):
     set(host_cases.Verb)
     - {host_cases.Verb.HELLO, host_cases.Verb.EXCHANGE, host_cases.Verb.PULL}
     - {host_cases.Verb.STATUS, host_cases.Verb.STOP, host_cases.Verb.LEAVE}
+    - {host_cases.Verb.LOST}
   ),
 )
 def test_other_verbs_are_refused(bench, verb):
   bench.publish(1)
   host_cases.check_refused(bench, host_cases.Client(bench).ask(verb), verb.name)
   assert not bench.host.stopped.is_set()
+
+
+def test_a_node_that_died_counts_as_one_that_has_come(bench):
+  client = host_cases.Client(bench)
+  answer = client.ask(host_cases.Verb.LOST, learner=2)
+  assert answer.verb == host_cases.Verb.ANSWER
+  assert [node for node, *_ in bench.met] == [2]
+  answer = client.ask(host_cases.Verb.LOST, learner=-2)
+  host_cases.check_refused(bench, answer, 'number from 0 on, got -2')
+  assert len(bench.met) == 1
 
 
 # --- What it shows.

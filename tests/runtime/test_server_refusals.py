@@ -119,6 +119,10 @@ def refuse_verb(bench):
   return bench.connect(), Message(Verb.SNAPSHOT)
 
 
+def refuse_pid(bench):
+  return bench.connect(), Message(Verb.LOST, text='-4')
+
+
 def refuse_report(text, clock=0):
   def refuse(bench):
     return bench.connect(), Message(Verb.REPORT, clock=clock, text=text)
@@ -151,6 +155,7 @@ REFUSALS = {
   'taken': ('taken', refuse_taken),
   'twice': ('twice', refuse_twice),
   'verb': ('verb', refuse_verb),
+  'pid': ('pid', refuse_pid),
   'report, no JSON': ('report', refuse_report('x')),
   'report, no object': ('report', refuse_report('[1]')),
   'report, no number': ('report', refuse_report('{"a": NaN}')),
