@@ -8,6 +8,8 @@ from jasgd.gossip import _checks
 from jasgd.gossip import _peers
 from jasgd.gossip import _strategy
 
+_TAKEN = _strategy.Outcome.TAKEN
+
 
 class PullNode(_peers.GossipNode):
   """Asks the peers of a round, and waits for their answers.
@@ -26,7 +28,7 @@ class PullNode(_peers.GossipNode):
     """Takes the weighted mean with the answers."""
     answers, own_weight = [], 1.0
     for reply, (_, weight) in zip(replies, self._chosen, strict=False):
-      if reply.outcome == _strategy.Outcome.TAKEN:
+      if reply.outcome is _TAKEN:
         answers.append((reply, weight))
         own_weight -= weight
     if not answers:

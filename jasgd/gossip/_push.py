@@ -9,6 +9,9 @@ from jasgd.gossip import _strategy
 # Messages that may wait to be mixed, times the number of nodes.
 _MAX_WAITING = 4
 
+_TAKEN = _strategy.Outcome.TAKEN
+_MIX_WAITING = _strategy.MixWaiting()
+
 # The sender keeps what was not taken.
 RETURNED = (
   _strategy.Outcome.FULL,
@@ -37,15 +40,18 @@ class PushNode(_peers.GossipNode):
     """Sends to the peers of this round, then mixes what has come."""
     chosen = self.choose_peers(step)
     self._given = [share for _, share in chosen]
-    return [
-      *[_strategy.Send(peer, share, step) for peer, share in chosen],
-      _strategy.MixWaiting(),
+    actions: list[_strategy.Action] = [
+      _strategy.Send(peer, share, step) for peer, share in chosen
     ]
+    actions.append(_MIX_WAITING)
+    return actions
 
   def on_outcome(
     self, send: _strategy.Send, outcome: _strategy.Outcome
   ) -> None:
     """Keeps the share of a message that was not taken, if not mixed yet."""
+    if outcome is _TAKEN:
+      return
     if outcome in RETURNED and send.step == self.step:
       self._given.remove(send.share)
 
@@ -56,7 +62,7 @@ class PushNode(_peers.GossipNode):
     if len(self._waiting) >= self._max_waiting:
       return _strategy.Outcome.FULL
     self._waiting.append(message)
-    return _strategy.Outcome.TAKEN
+    return _TAKEN
 
   def mix_waiting(self) -> _strategy.Mix | None:
     """The mean of the own weights and all that has come, by shares."""

@@ -196,7 +196,9 @@ class NodeLoop:
     machine = self._machines[node]
     # Before the record, which so has the mass that is left after sending.
     actions = machine.on_step(step)
-    mass = self._recorded_mass[node] = machine.mass
+    mass = machine.mass
+    if self._has_mass:
+      self._recorded_mass[node] = mass
     self._rows.append(
       (
         0,  # NodeKind.STEP, as the plain number that is packed faster.
@@ -252,7 +254,9 @@ class NodeLoop:
       data = (self._life[node], questions)
       heapq.heappush(self._heap, (time + self._latency, node, ASKED, data))
     elif not is_waiting:
-      self._finish_exchange(node, time)
+      if time - self._saved_at[node] >= self._checkpoint_seconds:
+        self._save(node, time)
+      self._begin_step(node, time)
 
   def _finish_exchange(self, node: int, time: float) -> None:
     """Saves a checkpoint if one is due, and goes on."""
@@ -319,10 +323,8 @@ class NodeLoop:
       self._note_refusals(node, time, self._begun[node], [peer])
       return
     # At once: each is averaged with what the other was before.
-    own, other = (
-      _Reply(each, _TAKEN, self._version[each], self._step[each])
-      for each in (node, peer)
-    )
+    own = _Reply(node, _TAKEN, self._version[node], self._step[node])
+    other = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
     begun = self._begun[node]
     self._mix(node, time, begun, _Mix(1 - weight, ((other, weight),)))
     self._mix(peer, time, time, _Mix(1 - weight, ((own, weight),)))
@@ -370,10 +372,9 @@ class NodeLoop:
       outcome = gossip.Outcome.UNREACHABLE
     is_sender_alive = life == self._life[sender]
     # What was not taken goes back to its sender, if that is still there.
-    is_lost = outcome == gossip.Outcome.UNKNOWN or (
-      outcome != _TAKEN and not is_sender_alive
-    )
-    if is_lost:
+    if outcome is not _TAKEN and (
+      outcome is gossip.Outcome.UNKNOWN or not is_sender_alive
+    ):
       mass = message.share if self._has_mass else 0.0
       self._note_lost(sender, message, node, time, mass)
     if is_sender_alive:
@@ -570,11 +571,13 @@ class NodeLoop:
   # --- Records.
 
   def _mix(self, node: int, time: float, start: float, mix: gossip.Mix) -> None:
-    """Changes a node's weights."""
+    """Changes a node's weights by a mix with any number of others."""
     version = self._version[node] = self._version[node] + 1
     number = self._num_mixes[node]
     self._num_mixes[node] = number + 1
-    mass = self._recorded_mass[node] = self._machines[node].mass
+    mass = 0.0
+    if self._has_mass:
+      mass = self._recorded_mass[node] = self._machines[node].mass
     step, own_weight = self._step[node], mix.own_weight
     for source, weight in mix.sources:
       self._rows.append(
