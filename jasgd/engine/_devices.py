@@ -331,9 +331,9 @@ def _make_step(
 
   Args:
     work: Gradient and update.
-    strategy: How it mixes.
-    axis_name: Of the axis of nodes.
-    dtype: Of what is sent, as in `gossip.mix`.
+    strategy: Strategy by which the nodes mix.
+    axis_name: Name of the axis of nodes.
+    dtype: Dtype of messages, as in `gossip.mix`.
 
   Returns:
     `(held, data, seed, step, rate) -> (held, loss)`, with `step` the steps made

@@ -101,8 +101,8 @@ class ExactServer:
     """Makes the updates `start` to `stop`.
 
     Args:
-      start: How many were made before.
-      stop: How many will have been made.
+      start: Number of updates made before.
+      stop: Number of updates made afterwards.
 
     Returns:
       For each step in between: `loss`, `gap` and `factor`.

@@ -176,7 +176,7 @@ class Replay:
   All replicas start from the same weights.
 
   Attributes:
-    plan: What is computed.
+    plan: Plan of the computation.
     clock: Updates made: those of the server, or steps of all nodes, with all
       mixes up to the next step.
     is_diverged: Whether a loss or a weight was not finite.

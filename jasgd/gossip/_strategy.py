@@ -235,7 +235,10 @@ class PeerNode:
 
   def exchange(self, step: int) -> Actions:
     """Begins an exchange; `step` steps were made, a multiple of the period."""
-    raise NotImplementedError
+    raise NotImplementedError(
+      f'{type(self).__name__} must define exchange(step): the actions after '
+      'every period of steps.'
+    )
 
   def on_replies(self, replies: Sequence[Reply]) -> Actions:
     """All questions of the last actions have a reply, in their order."""

@@ -254,9 +254,7 @@ class NodeLoop:
       data = (self._life[node], questions)
       heapq.heappush(self._heap, (time + self._latency, node, ASKED, data))
     elif not is_waiting:
-      if time - self._saved_at[node] >= self._checkpoint_seconds:
-        self._save(node, time)
-      self._begin_step(node, time)
+      self._finish_exchange(node, time)
 
   def _finish_exchange(self, node: int, time: float) -> None:
     """Saves a checkpoint if one is due, and goes on."""
