@@ -5,11 +5,11 @@ parameters) for 140 epochs: rate 0.001, divided by 10 after epochs 120 and 130,
 momentum 0.9, every gradient divided by its staleness.
 
   python -m launch.train --config=configs/a1_cifar10.py --workdir=/tmp/a1 \
-    --config.task.data_dir=DATA --config.protocol.n=30
+    --config.task.data_dir=DATA --config.strategy.n=30
 
 The paper's test error is about 18% for every n; with
 --config.optimizer.policy=constant, 90% at n = 15 and 30. The baseline is
---config.protocol.name=hardsync. An epoch takes about a minute on one core, and
+--config.strategy.name=hardsync. An epoch takes about a minute on one core, and
 all of them 2.5 hours. Ours at n = 15 after 1, 2 and 3 epochs: test accuracy
 .446, .489, .511, at a staleness of 14.5 in the mean and 28 at most.
 """
@@ -19,7 +19,7 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The paper's set-up; `:smoke` for a few steps."""
+  """The paper's set-up; `:smoke` for a few updates."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='cifar10', model='a1', batch=4),
     optimizer=experiment.OptimizerConfig(
@@ -28,7 +28,8 @@ def get_config(size: str = '') -> experiment.TrainingConfig:
     schedule=experiment.ScheduleConfig(
       name='steps', epochs=(120.0, 130.0), factor=0.1
     ),
-    protocol=experiment.ProtocolConfig(name='softsync', num_learners=30, n=15),
+    strategy=experiment.StrategyConfig(name='softsync', n=15),
+    num_workers=30,
     num_epochs=140.0,
   )
   return sizes.apply_size(config, size)

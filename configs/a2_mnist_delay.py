@@ -3,14 +3,14 @@
 SGD with momentum 0.9. One cell of the paper's figure 2 (300 of them):
 
   python -m launch.train --config=configs/a2_mnist_delay.py --workdir=/tmp/a2 \
-    --config.task.data_dir=DATA --config.protocol.delay=8
+    --config.task.data_dir=DATA --config.strategy.delay=8
 
 The figure itself, resumable and by as many processes as you start:
 
   python -m launch.sweep --config=configs/a2_mnist_delay.py --workdir=/tmp/f2 \
     --config.task.data_dir=DATA --grid='optimizer.rate=1e-5,3.2e-5,1e-4,\
 3.16e-4,1e-3,3.162e-3,1e-2,3.1623e-2,1e-1,3.16228e-1;\
-task.batch=64,128,256,512,1024;protocol.delay=0,1,2,4,6,8'
+task.batch=64,128,256,512,1024;strategy.delay=0,1,2,4,6,8'
 
 The paper's test accuracy at batch 64: rate 1e-2 gives .991 at delay 0 and .113
 (collapsed) at delay 8; rate 3.16e-3 gives .990 and .988. Ours for the last one,
@@ -24,7 +24,7 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The paper's set-up; `:smoke` for a few steps."""
+  """The paper's set-up; `:smoke` for a few updates."""
   config = mnist_delay.get_config()
   config.num_epochs = 30.0
   return sizes.apply_size(config, size)

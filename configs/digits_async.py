@@ -15,13 +15,14 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The defaults; `:smoke` for a few steps."""
+  """The defaults; `:smoke` for a few updates."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='lenet', batch=32),
     optimizer=experiment.OptimizerConfig(
       rate=0.03, momentum=0.9, policy='inverse'
     ),
-    protocol=experiment.ProtocolConfig(name='asynchronous', num_learners=4),
+    strategy=experiment.StrategyConfig(name='asynchronous'),
+    num_workers=4,
     num_epochs=20.0,
   )
   return sizes.apply_size(config, size)

@@ -8,7 +8,7 @@ epochs, a network with one hidden layer of 64. The picture of the README:
     --grid='optimizer.name,optimizer.rate,optimizer.policy,optimizer.policy_on=\
 sgd:0.03:constant:gradient,sgd:0.03:inverse:gradient,\
 adam:0.003:constant:gradient,adam:0.003:inverse:update;\
-protocol.delay=0,1,2,4,8,16,32,64'
+strategy.delay=0,1,2,4,8,16,32,64'
 
 About half a minute on one core.
 """
@@ -18,11 +18,11 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The defaults; `:smoke` for a few steps."""
+  """The defaults; `:smoke` for a few updates."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='mlp', batch=32),
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
-    protocol=experiment.ProtocolConfig(name='constant_delay', delay=8),
+    strategy=experiment.StrategyConfig(name='constant_delay', delay=8),
     time=experiment.TimeConfig(name='constant', arguments=(1.0,)),
     num_epochs=20.0,
   )

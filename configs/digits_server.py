@@ -1,15 +1,14 @@
 """Digits: a real server and four learner processes train a small LeNet.
 
-The default first run: data comes with scikit-learn. Whoever has a gradient
-pushes it, and the server applies it at once, divided by its staleness (Zhang et
+The default first run: the data comes with scikit-learn. A learner pushes each
+gradient, and the server applies it at once, divided by its staleness (Zhang et
 al., 2016), which is 3 in the mean.
 
   python -m launch.train --config=configs/digits_server.py --workdir=/tmp/a
   python -m launch.replay --workdir=/tmp/a
 
-About 20 seconds on two cores. Test accuracy 0.97 to 0.99 after 20 epochs: real
-processes race, so that no two runs are the same, but each is the same as its
-replay.
+About 20 seconds on two cores. Test accuracy 0.97 to 0.99 after 20 epochs. Real
+processes race: no two runs are the same, but each is the same as its replay.
 """
 
 from configs import sizes
@@ -17,13 +16,14 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The defaults; `:smoke` for a few steps."""
+  """The defaults; `:smoke` for a few updates."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='lenet', batch=32),
     optimizer=experiment.OptimizerConfig(
       rate=0.03, momentum=0.9, policy='inverse'
     ),
-    protocol=experiment.ProtocolConfig(name='asynchronous', num_learners=4),
+    strategy=experiment.StrategyConfig(name='asynchronous'),
+    num_workers=4,
     runtime=experiment.RuntimeConfig(mode='local'),
     num_epochs=20.0,
   )

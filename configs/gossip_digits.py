@@ -1,24 +1,24 @@
 """Digits: four processes train a small LeNet and gossip, without a server.
 
 After each step a node pulls the weights of a random other one and averages with
-them (Jin et al., 2016); it waits for nobody's step. Data comes with
-scikit-learn.
+them (Jin et al., 2016); it does not wait for the steps of others. The data
+comes with scikit-learn.
 
   python -m launch.train --config=configs/gossip_digits.py --workdir=/tmp/a
   python -m launch.replay --workdir=/tmp/a
 
-Behind a colon may stand other ways to average: `:elastic` (with a centre, which
-is a process of its own), `:allreduce` (all wait for the slowest), `:push`,
-`:push_sum`; then `simulate`, in virtual time in this process, or `devices`, on
-the devices of this process; and `smoke` or `compare`. `:pairs`, where two must
-wait for each other, is in virtual time, or on devices. Several are joined:
+A colon adds another strategy: `:elastic` (with a centre, which is a process of
+its own), `:allreduce` (all nodes wait for the slowest), `:push`, `:push_sum`;
+then `simulate`, virtual time in this process, or `devices`, the devices of this
+process; and `smoke` or `compare`. `:pairs`, where two nodes wait for each
+other, is for virtual time and devices. Several are joined by commas:
 
   ... --config=configs/gossip_digits.py:elastic,simulate
 
-Test accuracy 0.96 to 0.98 after 20 epochs, whichever way; no two runs of real
-processes are the same, but each is the same as its replay. All strategies, with
-8 nodes, against a single learner, each at its best rate, in about 2 minutes on
-two cores:
+Test accuracy 0.96 to 0.98 after 20 epochs with each strategy. No two runs of
+real processes are the same, but each is the same as its replay. All strategies,
+with 8 nodes, against a single worker, each at its best rate, in about 2 minutes
+on two cores:
 
   python -m launch.compare --config=configs/gossip_digits.py:compare \
     --validation=0.2 --workdir=/tmp/c --bound=0.02 --jobs=2
@@ -32,23 +32,23 @@ two cores:
   push          8   0.06     0.3   98.26%  98.61%  98.33 to 98.89 +0.19% within
   push_sum      8   0.02     0.1   98.26%  97.31%  96.11 to 98.06 -1.11% within
 
-That ranks nothing: a test set of 360 and 287 held-out samples are few. With
+This is no ranking: 360 test samples and 287 held-out samples are few. With
 other seeds, half the rates or twice the epochs, the worst was 1.7% below
-(pairs). With rates up to 0.15, push-sum was the best with that one on what was
-held out, and 5.8% below in the end. In batches of 32, hence 256 of 8 nodes
-together, strategies were up to 3.1% below.
+(pairs). With rates up to 0.15, push-sum was best at 0.15 on the held-out
+samples, and 5.8% below on the test set. With batches of 32, hence 256 of 8
+nodes together, strategies were up to 3.1% below.
 """
 
 from configs import sizes
 from jasgd import experiment
 
-_STRATEGIES = ('allreduce', 'elastic', 'pairs', 'pull', 'push', 'push_sum')
+_STRATEGIES = experiment.STRATEGIES
 _MODES = ('simulate', 'local', 'devices')
 _SIZES = ('smoke', 'compare')
 
 
-def get_config(variant: str = '') -> experiment.NodeTrainingConfig:
-  """Gossip in local processes, or what stands behind the colon."""
+def get_config(variant: str = '') -> experiment.TrainingConfig:
+  """Gossip in local processes, or the variant behind the colon."""
   names = [name for name in variant.split(',') if name]
   known = (*_STRATEGIES, *_MODES, *_SIZES)
   if unknown := [name for name in names if name not in known]:
@@ -65,15 +65,15 @@ def get_config(variant: str = '') -> experiment.NodeTrainingConfig:
       f'{", ".join(names)}.'
     )
   strategy, mode = strategies[0], modes[0]
-  config = experiment.NodeTrainingConfig(
+  config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='lenet', batch=32),
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
     strategy=experiment.StrategyConfig(
       name=strategy,
-      num_nodes=4,
       rate=0.2,  # Of elastic: 0.8 / 4.
       peers='matching' if strategy == 'pairs' else 'independent',
     ),
+    num_workers=4,
     runtime=experiment.RuntimeConfig(mode=mode),
     num_epochs=20.0,
   )
@@ -82,6 +82,6 @@ def get_config(variant: str = '') -> experiment.NodeTrainingConfig:
     # 0.01, the rate of the single learner lies in the middle.
     config.task.batch = 8
     config.optimizer.rate = 0.2
-    config.strategy.num_nodes = 8
+    config.num_workers = 8
     config.strategy.rate = 0.1  # Of elastic: 0.8 / 8.
   return sizes.apply_size(config, 'smoke' if 'smoke' in names else '')

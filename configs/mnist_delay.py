@@ -16,11 +16,11 @@ from jasgd import experiment
 
 
 def get_config(size: str = '') -> experiment.TrainingConfig:
-  """The defaults; `:smoke` for a few steps."""
+  """The defaults; `:smoke` for a few updates."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='mnist', model='lenet', batch=64),
     optimizer=experiment.OptimizerConfig(rate=10**-2.5, momentum=0.9),
-    protocol=experiment.ProtocolConfig(name='constant_delay', delay=8),
+    strategy=experiment.StrategyConfig(name='constant_delay', delay=8),
     time=experiment.TimeConfig(name='constant', arguments=(1.0,)),
     num_epochs=2.0,
   )

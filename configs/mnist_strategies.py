@@ -1,18 +1,18 @@
-"""MNIST: eight nodes without a server, against a single learner.
+"""MNIST: eight nodes without a server, against a single worker.
 
-Jin et al. (2016) ask which way to average is best. Here all of them train
-LeNet-5 (all-reduce, elastic averaging, pull, push, push-sum, pairs) for as many
-epochs as a single learner does, in virtual time: a step takes N(1, 0.2^2), and
-a message 0.1.
+Jin et al. (2016) ask which strategy is best. Here each of them (all-reduce,
+elastic averaging, pull, push, push-sum, pairs) trains LeNet-5 for as many
+epochs as a single worker, in virtual time: a step takes N(1, 0.2^2), and a
+message 0.1.
 
 One run of one strategy:
 
   python -m launch.train --config=configs/mnist_strategies.py --workdir=/tmp/a \
     --config.task.data_dir=DATA --config.strategy.name=elastic
 
-All of them, each at the rate that is best for it on a part of the training set
-that is held out, of 0.3, 0.1, 0.03 and 0.01 times the config's rate (which
-`:compare` sets for that), with three seeds, against the single learner:
+All of them, each at its best rate on a part of the training set that is held
+out, among 0.3, 0.1, 0.03 and 0.01 times the config's rate (which `:compare`
+sets for that), with three seeds, against the single worker:
 
   python -m launch.compare --config=configs/mnist_strategies.py:compare \
     --config.task.data_dir=DATA --workdir=/tmp/c --bound=0.005 --jobs=2
@@ -35,11 +35,11 @@ minutes of one core, hence 12 on two:
 from configs import sizes
 from jasgd import experiment
 
-# Times 0.3 to 0.01: the single learner's best rate lies in the middle.
+# Times 0.3 to 0.01: the single worker's best rate lies in the middle.
 _BASE_RATE = 0.5
 
 
-def get_config(variant: str = '') -> experiment.NodeTrainingConfig:
+def get_config(variant: str = '') -> experiment.TrainingConfig:
   """Pull-gossip; `:smoke` for a few steps, `:compare` for `launch.compare`.
 
   Both are joined by a comma.
@@ -49,14 +49,14 @@ def get_config(variant: str = '') -> experiment.NodeTrainingConfig:
     raise ValueError(
       f'Behind the colon may stand compare or smoke, got {min(unknown)!r}.'
     )
-  config = experiment.NodeTrainingConfig(
+  config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='mnist', model='lenet', batch=32),
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
     strategy=experiment.StrategyConfig(
       name='pull',
-      num_nodes=8,
       rate=0.1,  # Of elastic: 0.8 / 8.
     ),
+    num_workers=8,
     network=experiment.NetworkConfig(latency=0.1),
     num_epochs=4.0,
   )

@@ -10,6 +10,13 @@ from configs import sizes
 from jasgd import experiment
 
 
-def get_config(size: str = '') -> experiment.SimulationConfig:
-  """The defaults are those of the figure; `:smoke` is the same in small."""
-  return sizes.apply_size(experiment.SimulationConfig(), size)
+def get_config(size: str = '') -> experiment.TrainingConfig:
+  """The settings of the figure; `:smoke` for a few updates."""
+  config = experiment.TrainingConfig(
+    task=experiment.TaskConfig(name='quadratic', batch=1),
+    strategy=experiment.StrategyConfig(name='asynchronous'),
+    num_workers=16,
+    num_updates=10_000,
+    num_epochs=1000.0,
+  )
+  return sizes.apply_size(config, size)

@@ -13,8 +13,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
   os._exit(0)
 
 
-# Before all else is loaded, which takes seconds. `launch.entry` puts the usual
-# handlers back.
+# Before other modules are loaded, which takes seconds. `launch.entry` restores
+# the usual handlers.
 if sys.argv[0] == '-m':
   for _number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(_number, _leave)

@@ -1,9 +1,10 @@
-"""Measures how fast jasgd is, as ratios within one run.
+"""Measures the speed of jasgd, as ratios within one run.
 
   python -m launch.benchmark --suite=delay    a delayed step against a plain one
   python -m launch.benchmark --suite=faults --rounds=100   random kills
   python -m launch.benchmark --suite=gossip   a mix against an all-reduce
   python -m launch.benchmark --suite=import   `import jasgd` against optax
+  python -m launch.benchmark --suite=prediction   simulated against real runs
   python -m launch.benchmark --suite=server   updates per second against peers
   python -m launch.benchmark --suite=simulator   gradients simulated per second
   python -m launch.benchmark --suite=stragglers --workdir=W   who waits for whom
@@ -23,6 +24,7 @@ from launch.benchmarks import delay
 from launch.benchmarks import faults
 from launch.benchmarks import gossip
 from launch.benchmarks import imports
+from launch.benchmarks import prediction
 from launch.benchmarks import server
 from launch.benchmarks import simulator
 from launch.benchmarks import stragglers
@@ -33,6 +35,7 @@ _SUITES: dict[str, Callable[..., None]] = {
   'faults': faults.run,
   'gossip': gossip.run,
   'import': imports.run,
+  'prediction': prediction.run,
   'server': server.run,
   'simulator': simulator.run,
   'stragglers': stragglers.run,
@@ -40,27 +43,29 @@ _SUITES: dict[str, Callable[..., None]] = {
 }
 
 _SUITE = flags.DEFINE_enum(
-  'suite', None, sorted(_SUITES), 'What to measure.', required=True
+  'suite', None, sorted(_SUITES), 'Suite of measurements.', required=True
 )
 _QUICK = flags.DEFINE_bool(
-  'quick', False, 'Only the small sizes, in half a minute: to see if it runs.'
+  'quick',
+  False,
+  'Small sizes only, for half a minute: a check that the suite runs.',
 )
 _ROUNDS = flags.DEFINE_integer(
-  'rounds', 20, 'faults: how many runs to disturb.', lower_bound=1
+  'rounds', 20, 'faults: number of runs with a fault.', lower_bound=1
 )
 _WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'stragglers: where the runs and their report go.'
+  'workdir', None, 'prediction, stragglers: folder of the runs.'
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'faults: of what happens when.')
+_SEED = flags.DEFINE_integer('seed', 0, 'faults: seed of the faults.')
 
 
 def main() -> None:
   """Runs a suite."""
   if _SUITE.value == 'faults':
     faults.run(_QUICK.value, _ROUNDS.value, _SEED.value)
-  elif _SUITE.value == 'stragglers':
-    workdir = _WORKDIR.value or tempfile.mkdtemp(prefix='stragglers-')
-    stragglers.run(_QUICK.value, workdir)
+  elif _SUITE.value in ('prediction', 'stragglers'):
+    workdir = _WORKDIR.value or tempfile.mkdtemp(prefix=f'{_SUITE.value}-')
+    _SUITES[_SUITE.value](_QUICK.value, workdir)
   else:
     _SUITES[_SUITE.value](quick=_QUICK.value)
 

@@ -1,4 +1,4 @@
-"""How the entry points start."""
+"""The start of every entry point: flags, signals, errors in one line."""
 
 from collections.abc import Callable
 import os
@@ -10,7 +10,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
-# Set when a program has started itself again.
+# Variable that is set when a program has started itself again.
 _MARK = 'JASGD_ADOPTED'
 
 
@@ -19,14 +19,14 @@ def run(main: Callable[[], None], *, has_begun: bool = True) -> None:
 
   Args:
     main: The program.
-    has_begun: Whether Ctrl-C and SIGTERM are as usual from now on; else `main`
-      calls `take_signals` when there is something to lose.
+    has_begun: Whether Ctrl-C and SIGTERM act as usual from now on; otherwise
+      `main` calls `take_signals` when there is something to lose.
   """
 
   def parsed_main(argv: list[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f'Unknown arguments: {argv[1:]}')
-    # By default jax says at length which accelerators it did not find.
+    # By default jax logs at length which accelerators it did not find.
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)
     try:
@@ -40,16 +40,16 @@ def run(main: Callable[[], None], *, has_begun: bool = True) -> None:
 
 
 def take_signals() -> None:
-  """Makes Ctrl-C and SIGTERM what they usually are."""
+  """Gives Ctrl-C and SIGTERM their usual effect."""
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def adopt(variables: dict[str, str]) -> None:
-  """Starts this program again if its environment is another.
+  """Starts this program again if its environment lacks some variables.
 
   Args:
-    variables: What the environment is to have, from the very beginning.
+    variables: Variables that must be set before jax is imported.
   """
   is_same = all(
     os.environ.get(name) == text for name, text in variables.items()
@@ -63,7 +63,7 @@ def adopt(variables: dict[str, str]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Parses flags; whatever is wrong with them is said in a line."""
+  """Parses flags; an error takes one line."""
   try:
     return flags.FLAGS(argv)
   except (
@@ -74,26 +74,26 @@ def _parse(argv: list[str]) -> list[str]:
     ValueError,
     flags.Error,
   ) as error:
-    # Where a config file raises, the text has a whole traceback in it.
+    # If a config file raises, the text contains a whole traceback.
     text = ' '.join(map(str, error.args)).strip().splitlines()[-1].strip()
     _refuse(argv[0], f'bad flags: {text}')
 
 
 def _refuse(program: str, message: str) -> NoReturn:
-  """Says what is wrong, and no more: --help says the rest."""
+  """Prints an error, and ends the program."""
   sys.stderr.write(f'{program}: {message}\nSee --help.\n')
   sys.exit(1)
 
 
-def check_config(config: Any, *kinds: type) -> None:
-  """Raises a usage error unless `config` is of one of the kinds, and valid."""
+def check_config(config: Any) -> None:
+  """Raises a usage error unless a config is a valid `TrainingConfig`."""
   try:
-    # A file that is not there, or does not load, says so only when it is used.
+    # Errors in loading the file come with the first use of the config.
     config.validate()
+  except AttributeError:
+    raise app.UsageError(
+      '--config must name a file whose get_config returns a '
+      f'jasgd.experiment.TrainingConfig, got a {type(config).__name__}.'
+    ) from None
   except (ImportError, OSError, SyntaxError, ValueError) as error:
     raise app.UsageError(str(error)) from None
-  if not isinstance(config, kinds):
-    names = ' or a '.join(kind.__name__ for kind in kinds)
-    raise app.UsageError(
-      f'--config must be a {names}, got a {type(config).__name__}.'
-    )

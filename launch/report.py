@@ -3,12 +3,12 @@
   python -m launch.report --workdir=/tmp/a
   python -m launch.report --workdir=/tmp/a,/tmp/b,/tmp/c --output=compare.html
 
-On one run it is `report.html` in its workdir, unless --output says otherwise.
-The page has everything in it: curves against epochs and time, the staleness,
-a timeline, what became of the gradients, what each learner did, and the
-settings; of nodes without a server, how old what they mixed in was, how fast
-each stepped, and what they sent. Its pictures also lie beside it as PNGs, in a
-folder of its name. Runs that are not finished get a report of what is there.
+The page of one run is `report.html` in its workdir, unless --output names
+another file. It shows curves against epochs and time, staleness, a timeline,
+the fates of gradients, the work of each learner, and the settings; without a
+server, the ages of mixed weights, the rate of each node, and the traffic. The
+pictures also lie beside the page as PNG files, in a folder of the same name. A
+run that is not finished gets a report of the files that are there.
 """
 
 from absl import app
@@ -18,12 +18,12 @@ from jasgd import reports
 from launch import entry
 
 _WORKDIR = flags.DEFINE_list(
-  'workdir', None, 'The folder of a run, or of several: A,B,C.', required=True
+  'workdir', None, 'Folder of a run, or of several runs: A,B,C.', required=True
 )
 _OUTPUT = flags.DEFINE_string(
   'output',
   None,
-  'The page to write, .html; needed if there are several workdirs.',
+  'Page to write, .html; needed if there are several workdirs.',
 )
 
 

@@ -1,6 +1,8 @@
 """What tests share."""
 
 import os
+import shutil
+import tempfile
 
 import hypothesis
 import pytest
@@ -8,6 +10,30 @@ import pytest
 # Whoever shares the machine must not make a test fail.
 hypothesis.settings.register_profile('untimed', deadline=None)
 hypothesis.settings.load_profile('untimed')
+
+_CACHE = 'JAX_COMPILATION_CACHE_DIR'
+_MIN_SECONDS = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
+
+
+def pytest_configure(config):
+  """Makes a folder in which the workers of pytest share machine code.
+
+  Workers inherit these variables, and jax reads them when it is imported. One
+  worker runs the very code that another has compiled: no bit changes by it.
+  """
+  if _CACHE not in os.environ:
+    folder = tempfile.mkdtemp(prefix='jasgd-compiled-')
+    os.environ |= {_CACHE: folder, _MIN_SECONDS: '0'}
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_finish():
+  """Keeps the folder from processes that tests start; jax is imported by now.
+
+  Code that XLA compiles for one number of threads differs from that for
+  another, but jax would take either for the other.
+  """
+  os.environ.pop(_CACHE, None)
 
 
 @pytest.fixture(scope='module')
@@ -21,7 +47,7 @@ def quick_compiler():
 
 @pytest.fixture(scope='session')
 def compiled(tmp_path_factory):
-  """A folder for what was compiled, of all workers."""
+  """A folder for machine code of processes that tests start."""
   folder = tmp_path_factory.getbasetemp()
   if 'PYTEST_XDIST_WORKER' in os.environ:
     folder = folder.parent
@@ -33,8 +59,8 @@ def compiled(tmp_path_factory):
 @pytest.fixture
 def compile_once(monkeypatch, compiled):
   """Processes that are started find what others have compiled."""
-  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', os.fspath(compiled))
-  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  monkeypatch.setenv(_CACHE, os.fspath(compiled))
+  monkeypatch.setenv(_MIN_SECONDS, '0')
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from jasgd import experiment
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
-from jasgd.experiment import _observer
+from jasgd.experiment.running import views
 
 ROOT = pathlib.Path(__file__).parent.parent
 PATIENCE = 120.0  # Seconds: never reached, unless something is broken.
@@ -148,7 +148,8 @@ def make_config(**parts):
     optimizer=experiment.OptimizerConfig(
       rate=0.05, momentum=0.9, policy='inverse'
     ),
-    protocol=experiment.ProtocolConfig(name='asynchronous', num_learners=2),
+    strategy=experiment.StrategyConfig(name='asynchronous'),
+    num_workers=2,
     runtime=experiment.RuntimeConfig(mode='local', eval_every=100),
     processes=experiment.ProcessConfig(
       num_threads=NUM_THREADS, min_seconds=(0.01,)
@@ -172,8 +173,8 @@ class Run:
     task = (config or make_config()).make_task()
     weights = jax.eval_shape(task.init, jax.random.key(0))
     self.layout = engine.make_layout(weights, 'float32')
-    self._observer = _observer.Observer(
-      task, self.layout, runtime.make_connect(self.folder)
+    self._observer = views.Observer(
+      self.layout, runtime.make_connect(self.folder)
     )
 
   def get_status(self):
@@ -210,11 +211,8 @@ class Run:
   def go_on(self):
     """Goes on in this process, to the end."""
     config, _ = experiment.read_run(self.folder)
-    return experiment.run_server(
-      config,
-      self.folder,
-      num_learners=config.protocol.num_learners,
-      stream=io.StringIO(),
+    return experiment.train_and_evaluate(
+      config, self.folder, stream=io.StringIO()
     )
 
   def check_replay(self):
@@ -228,16 +226,15 @@ class Run:
 def start_run(config, workdir, processes):
   """Runs a server and learners, and watches over them in a thread.
 
-  Gives a `Run`, and a future of what `run_server` gives; leaving asks for a
-  good end, if it has not ended yet.
+  Gives a `Run`, and a future of the result; leaving asks for a good end, if it
+  has not ended yet.
   """
   run = Run(workdir, config)
   with futures.ThreadPoolExecutor(1) as executor:
     result = executor.submit(
-      experiment.run_server,
+      experiment.train_and_evaluate,
       config,
       workdir,
-      num_learners=config.protocol.num_learners,
       stream=io.StringIO(),
     )
     try:

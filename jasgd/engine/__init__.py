@@ -29,6 +29,7 @@ from jasgd.engine._plan import count_epochs
 from jasgd.engine._plan import make_plan
 from jasgd.engine._plan import Plan
 from jasgd.engine._readers import count_devices as count_devices
+from jasgd.engine._replay import average_nodes as average_nodes
 from jasgd.engine._replay import MODES
 from jasgd.engine._replay import Replay
 from jasgd.engine._replay import replay

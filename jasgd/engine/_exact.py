@@ -380,6 +380,8 @@ class ExactNodes:
         mean = self._weights[row.source]
         node = self._functions.update(self._take(row), mean, rate)
         self._put(row, node)
+      elif row.kind == _operations.START:
+        self._put(row, self._functions.join(self._take(row), row.step))
       elif row.kind == _operations.MOVE:
         force = self._send(self._wire, row.source)
         self._weights[row.write] = self._functions.move_centre(

@@ -343,6 +343,7 @@ class _Shape(NamedTuple):
   has_differences: bool
   is_stale: bool  # Whether gradients are computed at older weights.
   averages_gradients: bool
+  has_starts: bool  # Whether nodes join.
   wire: _layout.Layout | None  # The layout of messages, if they round anything.
 
 
@@ -357,6 +358,7 @@ def _find_shape(plan: _plan.Plan, weights: tuple[Any, Any]) -> _Shape:
     has_differences=_plan.SERVER in plan.replicas,
     is_stale=bool(np.any(plan.steps.source != plan.steps.own)),
     averages_gradients=plan.averages_gradients,
+    has_starts=bool(np.any(plan.mixes.kind == _operations.START)),
     wire=wire,
   )
 
@@ -437,11 +439,23 @@ def _make_node_loop(work: _node_functions.NodeWork, shape: _Shape) -> _Loop:
     made = lax.cond(row.kind == _operations.UPDATE, update, mix)
     return _write_node(carry, row, made)
 
+  def start_or(
+    do: Callable[..., FastCarry], carry: FastCarry, row: _plan.Mixes
+  ) -> FastCarry:
+    def start(carry: FastCarry) -> FastCarry:
+      node = _node_functions.join_at(work, _read_node(carry, row), row.step)
+      return _write_node(carry, row, node)
+
+    is_start = row.kind == _operations.START
+    return lax.cond(is_start, start, lambda carry: do(carry, row), carry)
+
   def loop(
     carry: FastCarry, part: _Part, inputs: _Inputs
   ) -> tuple[FastCarry, _Outputs]:
     steps, mixes, ends, num_steps = part
     do = update_or_mix if shape.averages_gradients else mix
+    if shape.has_starts:
+      do = functools.partial(start_or, do)
 
     def run_mixes(start: Any, end: Any, carry: FastCarry) -> FastCarry:
       return lax.fori_loop(

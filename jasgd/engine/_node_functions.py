@@ -38,6 +38,8 @@ class NodeFunctions(NamedTuple):
       The gradient is computed at other weights than the node's, and applied to
       the node's. These never were in a message: the parts are of a layout that
       rounds nothing.
+    join: `(node, step) -> node`. The optimizer of a node that has just joined
+      starts with a fresh state, but counts from the step that it takes over.
     mix: `(node, parts, own_weight, weight) -> node`. For several others, one
       call for each: the own weight in the first one, and 1 in the others.
     pull_centre: `(node, parts, rate) -> (node, force)`. The node moves towards
@@ -52,6 +54,7 @@ class NodeFunctions(NamedTuple):
   start: Callable[..., NodeState]
   step: Callable[..., tuple[NodeState, jax.Array]]
   step_at: Callable[..., tuple[NodeState, jax.Array]]
+  join: Callable[..., NodeState]
   mix: Callable[..., NodeState]
   pull_centre: Callable[..., tuple[NodeState, _Weights]]
   move_centre: Callable[..., _Weights]
@@ -134,6 +137,31 @@ def make_node(weights: _Weights, opt_state: optax.OptState) -> NodeState:
   """A node from its (params, stats) and its optimizer's state."""
   params, stats = weights
   return NodeState(params, stats, opt_state)
+
+
+def join_at(work: NodeWork, node: NodeState, step: Any) -> NodeState:
+  """A node whose optimizer has a fresh state that counts from a step.
+
+  So the schedule of a joiner goes on where its peer's is. Counts are the fields
+  that optax calls `count`: those of schedules, Adam, and others.
+
+  Args:
+    work: The node's work.
+    node: The node, with the weights that it has got.
+    step: Step that it takes over.
+
+  Returns:
+    The node.
+  """
+
+  def set_count(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    is_count = bool(path) and getattr(path[-1], 'name', None) == 'count'
+    return jnp.full_like(leaf, step) if is_count else leaf
+
+  state = jax.tree.map(jnp.asarray, work.init(node.params))
+  return node._replace(
+    opt_state=jax.tree_util.tree_map_with_path(set_count, state)
+  )
 
 
 def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
@@ -257,6 +285,9 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
     result = result._replace(stats=changed)
     return work.update(node, result, params, rate), result.loss
 
+  def join(node: NodeState, step: Any) -> NodeState:
+    return join_at(work, node, step)
+
   def mix(
     node: NodeState, parts: Any, own_weight: Any, weight: Any
   ) -> NodeState:
@@ -285,6 +316,7 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
     start=start,
     step=donated(step),
     step_at=donated(step_at),
+    join=donated(join),
     mix=donated(mix),
     pull_centre=donated(pull_centre),
     move_centre=donated(move_centre),

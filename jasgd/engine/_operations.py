@@ -27,8 +27,9 @@ STEP, ACCUMULATE, GRADIENT, FETCH = range(4)
 # Operations without a minibatch: own and other weights times a factor each
 # (MIX); a scaled difference of two, which one subtracts (DIFFERENCE, SUBTRACT,
 # both by one call) and another adds (MOVE); one addition of a mean (AVERAGE);
-# an optimizer that takes a mean of gradients (UPDATE).
-MIX, DIFFERENCE, SUBTRACT, MOVE, AVERAGE, UPDATE = range(4, 10)
+# an optimizer that takes a mean of gradients (UPDATE); the optimizer of a node
+# that has joined starts anew, and the weights stay (START).
+MIX, DIFFERENCE, SUBTRACT, MOVE, AVERAGE, UPDATE, START = range(4, 11)
 STEP_KINDS = (STEP, ACCUMULATE, GRADIENT, FETCH)
 # The own weight of the first AVERAGE of a mean; those that follow have more.
 FIRST_SHARE = 0.5
@@ -51,7 +52,7 @@ class Operation(NamedTuple):
     state_write: Its state afterwards; -1: none.
     worker: Who computes the minibatch.
     step: The worker's first minibatch, counted from 0; of an UPDATE, the one
-      that the gradients are of.
+      that the gradients are of; of a START, the first one to come.
     time: When it was done.
     record: The index of its record in the trace.
   """
@@ -73,6 +74,7 @@ class Operation(NamedTuple):
 # Further columns of operations on minibatches, and their values if a server has
 # no part in them.
 SERVER_COLUMNS = {
+  'replica': SERVER,  # Of the server, or of a fragment of its weights.
   'num_steps': 1,  # Minibatches.
   'staleness': 0,
   'num_learners': 1,  # Present at the time.

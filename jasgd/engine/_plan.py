@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jasgd import protocols
 from jasgd import traces
 from jasgd.engine import _operations
 from jasgd.engine import _readers
@@ -16,6 +15,7 @@ from jasgd.engine import _slots
 
 SERVER = _operations.SERVER
 FETCH = _operations.FETCH
+STEP = _operations.STEP
 
 
 class Steps(NamedTuple):
@@ -34,6 +34,7 @@ class Steps(NamedTuple):
   state_read: np.ndarray
   state_write: np.ndarray
   rate: np.ndarray  # The factor on the optimizer's updates.
+  replica: np.ndarray
   num_steps: np.ndarray
   staleness: np.ndarray
   num_learners: np.ndarray
@@ -56,6 +57,7 @@ class Mixes(NamedTuple):
   state_read: np.ndarray
   state_write: np.ndarray
   rate: np.ndarray  # Of an UPDATE.
+  step: np.ndarray  # Of a START.
 
 
 class Located(NamedTuple):
@@ -104,6 +106,9 @@ class Plan:
     is_single: Whether every update has one gradient.
     averages_gradients: Whether nodes average gradients, and not weights.
     wire_dtype: The dtype that float32 was rounded to in messages.
+    fragments: Leaves of each replica of the server, by their numbers, if
+      learners have optimizers of their own and push differences of weights;
+      None: learners push gradients.
     masses: Of push-sum, from (node, version) to a mass; {}: there are none.
     digests: From a clock to the digest of a real server's weights.
   """
@@ -123,6 +128,7 @@ class Plan:
   is_single: bool
   averages_gradients: bool
   wire_dtype: str
+  fragments: dict[int, list[int]] | None
   masses: dict[tuple[int, int], float]
   digests: dict[int, int]
   moves: _Moves | None
@@ -201,7 +207,7 @@ class Plan:
 
 
 def make_plan(
-  trace: traces.Trace | traces.NodeTrace,
+  trace: traces.Trace,
   *,
   num_samples: int,
   batch: int,
@@ -212,33 +218,30 @@ def make_plan(
   """Reads a trace.
 
   Args:
-    trace: The trace of a server, from its first update on, or of nodes.
+    trace: The trace, from its first update on.
     num_samples: Samples of an epoch.
     batch: Samples per minibatch, whatever the trace was simulated with.
     get_rate: From the epochs before an update to the factor of its rate. A node
       counts epochs by its own steps, see `count_epochs`.
-    num_updates: Where to stop in a server's trace; None: at its end.
-    until: From replicas to the versions to come to, in a trace of nodes; what
-      these do not depend on is left out. None: all.
+    num_updates: Number of updates to make, with a server; None: all.
+    until: From replicas of nodes to the versions to come to; operations that
+      these do not depend on are left out. None: all.
 
   Returns:
     The plan.
 
   Raises:
-    ValueError: if `num_updates` or `until` is of the other kind of trace.
+    ValueError: if `num_updates` is given without a server, or `until` with one.
     TraceError: if the trace cannot be executed.
   """
-  is_server = isinstance(trace, traces.Trace)
-  if (until if is_server else num_updates) is not None:
+  if (until if trace.has_server else num_updates) is not None:
     raise ValueError(
-      'num_updates is for the trace of a server, and until for one of nodes.'
+      'num_updates is for traces with a server, and until for those without.'
     )
-  if isinstance(trace, traces.Trace):
-    made = _readers.read_server(trace, num_updates)
-    return _plan_server(trace, made, get_rate, num_samples, batch)
   with _without_collector():
-    made = _readers.read_nodes(trace, until)
-  return _plan_nodes(trace, made, get_rate, num_samples, batch)
+    made = _readers.read_trace(trace, num_updates, until)
+  make = _plan_server if trace.has_server else _plan_nodes
+  return make(trace, made, get_rate, num_samples, batch)
 
 
 def count_epochs(
@@ -336,30 +339,37 @@ def _plan_server(
     is_single=len(ends) - 1 == np.count_nonzero(is_push),
     averages_gradients=False,
     wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
+    fragments=_read_fragments(trace),
     masses={},
     digests=_read_digests(trace),
     moves=None,
   )
 
 
+def _read_fragments(trace: traces.Trace) -> dict[int, list[int]] | None:
+  """The leaves of each replica, if learners push differences of weights."""
+  if trace.header.get('pushes') != 'differences':
+    return None
+  leaves = trace.header.get('fragments', [None])
+  return {SERVER - number: each for number, each in enumerate(leaves)}
+
+
 def _read_digests(trace: traces.Trace) -> dict[int, int]:
-  """The digests that a server recorded, from the clock after each update."""
+  """The digests that a server recorded, from its version after the update."""
   records = trace.records
   is_known = records['digest'] != 0
   if not np.any(is_known):
     return {}
   is_known &= ~trace.is_void
-  is_known &= records['kind'] == traces.Kind.GRADIENT
-  is_known &= records['fate'] == protocols.Fate.APPLIED
-  clocks = (records['apply_clock'][is_known] + 1).tolist()
-  return dict(zip(clocks, records['digest'][is_known].tolist(), strict=True))
+  versions = records['version'][is_known].tolist()
+  return dict(zip(versions, records['digest'][is_known].tolist(), strict=True))
 
 
 # --- Nodes.
 
 
 def _plan_nodes(
-  trace: traces.NodeTrace,
+  trace: traces.Trace,
   made: _operations.Operations,
   get_rate: Callable[[float], float] | None,
   num_samples: int,
@@ -376,7 +386,7 @@ def _plan_nodes(
     steps, place = np.unique(columns['step'], return_inverse=True)
     sizes = {'batch': batch, 'num_samples': num_samples}
     rates = [
-      get_rate(count_epochs(step, num_nodes=trace.num_nodes, **sizes))
+      get_rate(count_epochs(step, num_nodes=trace.num_workers, **sizes))
       for step in steps.tolist()
     ]
     columns['rate'] = np.array(rates, float)[place]
@@ -402,6 +412,7 @@ def _plan_nodes(
     is_single=True,
     averages_gradients=trace.header.get('averages') == 'gradients',
     wire_dtype=str(trace.header.get('wire_dtype', 'float32')),
+    fragments=None,
     masses=_find_masses(trace),
     digests={},
     moves=moves._replace(clock=clock),
@@ -462,21 +473,22 @@ def _place(made: _operations.Operations) -> tuple[_Moves, int, int]:
   )
 
 
-def _find_masses(trace: traces.NodeTrace) -> dict[tuple[int, int], float]:
+def _find_masses(trace: traces.Trace) -> dict[tuple[int, int], float]:
   """The mass that a node had when a version of its weights was made."""
   records: Any = trace.records
   if not records['mass'].any():
     return {}
   kinds = (
-    traces.NodeKind.STEP,
-    traces.NodeKind.MIX,
-    traces.NodeKind.RESTART,
-    traces.NodeKind.JOIN,
+    traces.Kind.STEP,
+    traces.Kind.MIX,
+    traces.Kind.RESTART,
+    traces.Kind.JOIN,
   )
   made = records[np.isin(records['kind'], kinds)]
-  names = zip(made['node'].tolist(), made['version'].tolist(), strict=True)
+  names = zip(made['replica'].tolist(), made['version'].tolist(), strict=True)
   masses = dict(zip(names, made['mass'].tolist(), strict=True))
   if trace.header.get('is_recorded'):  # A node that never came has no mass.
-    missing = set(range(trace.num_nodes)).difference(records['node'].tolist())
+    nodes = range(trace.num_workers)
+    missing = set(nodes).difference(records['replica'].tolist())
     masses |= {(node, 0): 0.0 for node in missing}
   return masses

@@ -1,7 +1,7 @@
-"""From the records of a trace to operations.
+"""The reader: from the records of a trace to operations.
 
-Two readers know what records look like, one for those of a server and one for
-those of nodes. Whatever comes after them is the same for both.
+A trace whose learners push to a server is read by whole columns, as there may
+be ten million records. In all others every record is read on its own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,35 @@ from jasgd import protocols
 from jasgd import traces
 from jasgd.engine import _operations
 
+_Kind = traces.Kind
+
+
+def read_trace(
+  trace: traces.Trace,
+  num_updates: int | None = None,
+  until: Mapping[int, int] | None = None,
+) -> _operations.Operations:
+  """Reads the records of a trace.
+
+  Args:
+    trace: The trace, from its first update on.
+    num_updates: Number of updates of the server to read; None: all.
+    until: From replicas of nodes to the versions to come to; operations that
+      these do not depend on are left out, whatever is wrong with them. None:
+      all.
+
+  Returns:
+    The operations.
+
+  Raises:
+    TraceError: if updates are missing; if weights are read that do not exist;
+      or if an all-reduce was recorded by some of its members only and others
+      build on its result.
+  """
+  if trace.has_server:
+    return _read_pushes(trace, num_updates)
+  return _read_records(trace, until)
+
 
 def _fill(value: Any, size: int) -> np.ndarray:
   """A column of one value, which takes no memory."""
@@ -21,37 +50,28 @@ def _fill(value: Any, size: int) -> np.ndarray:
   return np.broadcast_to(np.asarray(value, dtype), size)
 
 
-# --- Records of a server.
+# --- Learners that push to a server.
 
 
-def read_server(
+def _read_pushes(
   trace: traces.Trace, num_updates: int | None
 ) -> _operations.Operations:
-  """Reads the records of a server.
-
-  Args:
-    trace: The trace, from its first update on.
-    num_updates: Where to stop; None: at the end.
-
-  Returns:
-    The operations.
-
-  Raises:
-    TraceError: if updates are missing, or a gradient was computed on weights
-      that did not exist yet.
-  """
+  """Reads a trace of learners that push to a server."""
   records, numbers = np.asarray(trace.records), None
   if np.any(trace.is_void):
     numbers = np.flatnonzero(~trace.is_void)
     records = records[numbers]
-  _check_server(records, numbers)
-  end = trace.end_clock if num_updates is None else num_updates
-  applied = _find_applied(records, numbers, end)
-  has_locals = bool(np.any(records['kind'] == traces.Kind.FETCH))
+  _check_kinds(records, numbers)
+  workers = records['worker']
+  is_owner = np.isin(records['kind'], (_Kind.RESTART, _Kind.END))
+  is_bad = (workers < 0) & ~is_owner
+  _refuse('worker', workers, is_bad, '0 or more', numbers)
+  applied = _find_applied(records, numbers, num_updates)
+  has_locals = bool(np.any(records['kind'] == _Kind.FETCH))
   num_locals = 0
   if has_locals:
     columns = _list_segments(records, numbers, applied, trace.header)
-    num_locals = traces.statistics.count_learners(trace)
+    num_locals = trace.num_workers
   else:
     columns = _list_pushes(records, applied, trace.header)
   return _operations.Operations(
@@ -62,16 +82,13 @@ def read_server(
   )
 
 
-def _check_server(records: np.ndarray, numbers: np.ndarray | None) -> None:
-  """Raises a TraceError for a record that no server writes."""
-  kinds, learners = records['kind'], records['learner']
-  fates = np.where(kinds == traces.Kind.GRADIENT, records['fate'], 0)
-  is_server = np.isin(kinds, (traces.Kind.RESTART, traces.Kind.END))
-  last_kind, last_fate = max(traces.Kind), max(protocols.Fate)
+def _check_kinds(records: np.ndarray, numbers: np.ndarray | None) -> None:
+  """Raises a TraceError for a kind or a fate that does not exist."""
+  kinds = records['kind']
+  fates = np.where(kinds == _Kind.PUSH, records['fate'], 0)
+  last_kind, last_fate = max(_Kind), max(protocols.Fate)
   _refuse('kind', kinds, kinds > last_kind, f'0 to {last_kind}', numbers)
   _refuse('fate', fates, fates > last_fate, f'0 to {last_fate}', numbers)
-  is_bad = (learners < 0) & ~is_server
-  _refuse('learner', learners, is_bad, '0 or more', numbers)
 
 
 def _refuse(
@@ -96,22 +113,47 @@ def _number(numbers: np.ndarray | None, index: int) -> int:
 
 
 def _find_applied(
-  records: np.ndarray, numbers: np.ndarray | None, end: int | None
+  records: np.ndarray, numbers: np.ndarray | None, num_updates: int | None
 ) -> np.ndarray:
-  """The indices of the gradients of updates before `end`, checked."""
-  is_applied = (records['kind'] == traces.Kind.GRADIENT) & (
+  """The indices of the gradients of the first updates, checked."""
+  is_taken = (records['kind'] == _Kind.PUSH) & (
     records['fate'] == protocols.Fate.APPLIED
   )
-  if end is not None:
-    is_applied &= records['apply_clock'] < end
-  applied = np.flatnonzero(is_applied)
-  if not len(applied):
+  replicas = [_operations.SERVER]
+  if np.any(records['replica'] != _operations.SERVER):
+    replicas = np.unique(records['replica'][is_taken]).tolist()
+  applied = [
+    _find_applied_to(replica, is_taken, records, numbers, num_updates)
+    for replica in replicas
+  ]
+  found = np.sort(np.concatenate(applied)) if len(applied) > 1 else applied[0]
+  if not len(found):
     raise traces.TraceError('A trace without any update cannot be replayed.')
-  clocks = records['apply_clock'][applied]
+  return found
+
+
+def _find_applied_to(
+  replica: int,
+  is_taken: np.ndarray,
+  records: np.ndarray,
+  numbers: np.ndarray | None,
+  num_updates: int | None,
+) -> np.ndarray:
+  """The gradients that were applied to one replica of a server."""
+  is_own = records['replica'] == replica
+  if not np.any(is_own):
+    return np.arange(0)
+  all_clocks = records['version'] - records['updates']
+  # Gradients of an update that was not made yet are left out.
+  end = int(records['version'][np.flatnonzero(is_own)[-1]])
+  if num_updates is not None:
+    end = min(end, num_updates)
+  applied = np.flatnonzero(is_taken & is_own & (all_clocks < end))
+  clocks = all_clocks[applied]
   jumps = np.diff(clocks, prepend=-1)
   # The first is at clock 0; after that an update goes on, or the next begins.
   is_bad = (jumps < 0) | (jumps > 1)
-  is_bad[0] = clocks[0] != 0
+  is_bad[:1] = clocks[:1] != 0
   if np.any(is_bad):
     index = np.flatnonzero(is_bad)[0]
     raise traces.TraceError(
@@ -119,7 +161,7 @@ def _find_applied(
       f'{_number(numbers, applied[index])} is of the update at clock '
       f'{clocks[index]}.'
     )
-  reads = records['read_clock'][applied]
+  reads = records['read_version'][applied]
   is_bad = (reads > clocks) | (reads < 0)
   if np.any(is_bad):
     index = np.flatnonzero(is_bad)[0]
@@ -141,19 +183,20 @@ def _list_pushes(
   size = len(applied)
   # If all records are pushes, nothing needs to be picked out.
   chosen = slice(None) if size == len(records) else applied
-  clocks = records['apply_clock'][chosen]
-  steps_per_push = int(header.get('steps_per_push', 1))
+  updates = records['updates'][chosen]
+  clocks = records['version'][chosen] - updates
+  num_steps = int(header.get('steps_per_push', 1))
+  # A push that is the last of its update, and did not make it itself: a JOIN or
+  # LEAVE made it later, by a call of its own.
   is_update = np.diff(clocks, append=clocks[-1] + 1) > 0
-  # If the next record saw the same clock, the update was not made by then.
-  next_clock = np.append(records['arrive_clock'], clocks[-1] + 1)[applied + 1]
   kind = np.where(is_update, _operations.STEP, _operations.ACCUMULATE)
   columns = _list_common(records, chosen, header) | {
     'kind': kind.astype(np.int8),
     'write': np.where(is_update, clocks + 1, -1).astype(np.int32),
-    'step': records['step'][chosen] * steps_per_push,
-    'num_steps': _fill(steps_per_push, size),
+    'step': records['step'][chosen] - num_steps,
+    'num_steps': _fill(num_steps, size),
     'is_reset': _fill(False, size),
-    'is_separate': is_update & (next_clock == clocks),
+    'is_separate': is_update & (updates == 0),
   }
   columns['staleness'] = (clocks - columns['source']).astype(np.int32)
   columns['local_version'] = columns['source']
@@ -164,14 +207,15 @@ def _list_common(
   records: np.ndarray, chosen: slice | np.ndarray, header: dict[str, Any]
 ) -> _operations.Columns:
   """The columns that are the same whether learners have replicas or not."""
-  source = records['read_clock'][chosen].astype(np.int32)
+  source = records['read_version'][chosen].astype(np.int32)
   return {
     'own': _fill(-1, len(source)),
+    'replica': _fill(_operations.SERVER, len(source)),
     'source': source,
-    'worker': records['learner'][chosen],
-    'time': records['arrive_time'][chosen],
+    'worker': records['worker'][chosen],
+    'time': records['end_time'][chosen],
     'num_learners': _count_present(records, header)[chosen],
-    'call': records['call'][chosen],
+    'call': records['group'][chosen],
     'num_devices': _list_devices(records)[chosen],
   }
 
@@ -184,75 +228,89 @@ def _list_segments(
 ) -> _operations.Columns:
   """The columns of a trace in which learners step on their own replicas.
 
-  Each operation is of the minibatches up to a push or a fetch.
+  Each operation is of the minibatches up to a push or a fetch. A value is
+  known by the number of the update that made it; 0 are the first weights.
   """
-  steps_per_push = int(header['steps_per_push'])
-  num_learners = int(records['learner'].max()) + 1
-  position = [0] * num_learners  # Minibatches that a learner has computed.
-  gathered = [0] * num_learners  # Those of them since its last push.
-  is_new = [True] * num_learners
-  version = [0] * num_learners  # Of the weights that it steps from.
+  num_workers = int(records['worker'].max()) + 1
+  position = [0] * num_workers  # Minibatches that a learner has computed.
+  is_new = [True] * num_workers
+  fetched = [0] * num_workers  # Value of the weights that it steps from.
   is_push = np.zeros(len(records), bool)
   is_push[applied] = True
-  end_clock = int(records['apply_clock'][applied[-1]]) + 1
-  rows = []
-  names = ('kind', 'learner', 'step', 'read_clock')
-  for index, (kind, learner, step, read_clock, pushes) in enumerate(
+  last = applied[-1]
+  made: dict[_Version, int] = {}  # (replica, version) -> value
+  num_made, rows = 0, []
+  names = ('kind', 'updates', 'replica', 'worker', 'step', 'version')
+  names += ('read_version',)
+  for index, (
+    (kind, updates, replica, worker, step, version, read_version),
+    pushes,
+  ) in enumerate(
     zip(
-      *(records[name].tolist() for name in names), is_push.tolist(), strict=True
+      zip(*(records[name].tolist() for name in names), strict=True),
+      is_push.tolist(),
+      strict=True,
     )
   ):
-    is_fetch = kind == traces.Kind.FETCH
-    if is_fetch and read_clock > end_clock:  # Beyond the last update.
-      break
-    if kind == traces.Kind.JOIN:
-      is_new[learner] = True
-    elif is_fetch:
-      first, is_reset = position[learner], is_new[learner]
-      if is_reset:  # The work of its last life is lost.
-        first, gathered[learner], is_new[learner] = step, 0, False
-      rows.append((index, first, step - first, is_reset, version[learner]))
-      version[learner] = read_clock
-      gathered[learner] += step - first
-      position[learner] = step
-    elif pushes:
-      first = position[learner]
-      num_steps = steps_per_push - gathered[learner]
-      rows.append((index, first, num_steps, False, version[learner]))
-      gathered[learner] = 0
-      position[learner] = first + num_steps
-  index, step, num_steps, is_reset, version = map(
+    if kind == _Kind.JOIN:
+      is_new[worker] = True
+      continue
+    is_fetch = kind == _Kind.FETCH
+    if not (is_fetch or pushes):
+      continue
+    source = made.get((replica, read_version), 0 if read_version == 0 else -1)
+    if source < 0:
+      if index > last:  # Weights that were made after the last update here.
+        break
+      raise traces.TraceError(
+        f'Record {_number(numbers, index)} read the weights of clock '
+        f'{read_version}, which did not exist then.'
+      )
+    is_reset = is_fetch and is_new[worker]
+    if is_reset:  # The work before it joined is lost.
+      position[worker], is_new[worker] = step, False
+    first = position[worker]
+    if step < first:
+      raise traces.TraceError(
+        f'Record {_number(numbers, index)} has step={step}, which must be at '
+        f'least {first}, as worker {worker} has computed as many minibatches.'
+      )
+    write = -1
+    if pushes and updates:
+      num_made += 1
+      write = made[replica, version] = num_made
+    row = (index, first, step - first, is_reset, fetched[worker], source, write)
+    rows.append(row)
+    position[worker] = step
+    if is_fetch:
+      fetched[worker] = source
+  index, step, num_steps, is_reset, local_version, source, write = map(
     np.array, zip(*rows, strict=True)
   )
   chosen, is_push = records[index], is_push[index]
-  clock = np.cumsum(is_push)  # After the operation: every push is an update.
-  is_bad = (chosen['read_clock'] > clock) | (chosen['read_clock'] < 0)
-  if np.any(is_bad):  # Of a fetch; pushes have been checked.
-    bad = int(index[np.argmax(is_bad)])
-    raise traces.TraceError(
-      f'Record {_number(numbers, bad)} fetched the weights of clock '
-      f'{records["read_clock"][bad]}, which did not exist then.'
-    )
-  staleness = chosen['apply_clock'] - chosen['read_clock']
+  kinds = np.where(write >= 0, _operations.STEP, _operations.ACCUMULATE)
+  staleness = chosen['version'] - chosen['updates'] - chosen['read_version']
   return _list_common(records, index, header) | {
-    'kind': np.where(is_push, _operations.STEP, _operations.FETCH),
-    'write': np.where(is_push, clock, -1),
+    'kind': np.where(is_push, kinds, _operations.FETCH),
+    'replica': chosen['replica'],
+    'source': source,
+    'write': write,
     'step': step,
     'num_steps': num_steps,
     'staleness': np.where(is_push, staleness, 0),
     'is_reset': is_reset,
     'is_separate': _fill(False, len(index)),
-    'local_version': version,
+    'local_version': local_version,
   }
 
 
 def _count_present(records: np.ndarray, header: dict[str, Any]) -> np.ndarray:
   """How many learners were present, at each record."""
-  first = header.get('num_present', header.get('num_learners'))
+  first = header.get('num_present', header.get('num_workers'))
   if first is None:
-    first = records['learner'].max() + 1
-  is_join = records['kind'] == traces.Kind.JOIN
-  is_leave = records['kind'] == traces.Kind.LEAVE
+    first = records['worker'].max() + 1
+  is_join = records['kind'] == _Kind.JOIN
+  is_leave = records['kind'] == _Kind.LEAVE
   if not np.any(is_join | is_leave):
     return _fill(max(int(first), 1), len(records))
   change = is_join.astype(int) - is_leave
@@ -261,14 +319,14 @@ def _count_present(records: np.ndarray, header: dict[str, Any]) -> np.ndarray:
 
 def _list_devices(records: np.ndarray) -> np.ndarray:
   """Over how many devices the learner of each record spreads a minibatch."""
-  is_join = records['kind'] == traces.Kind.JOIN
-  if not np.any(is_join & (records['call'] > 1)):
+  is_join = records['kind'] == _Kind.JOIN
+  if not np.any(is_join & (records['num_devices'] > 1)):
     return _fill(1, len(records))
   counts = np.ones(len(records), int)
   for index in np.flatnonzero(is_join):
-    is_later = records['learner'] == records['learner'][index]
+    is_later = records['worker'] == records['worker'][index]
     is_later[:index] = False
-    counts[is_later] = max(1, records['call'][index])
+    counts[is_later] = max(1, records['num_devices'][index])
   return counts
 
 
@@ -283,39 +341,25 @@ def count_devices(trace: traces.Trace) -> int:
 
   Examples:
     >>> from jasgd import engine, traces
-    >>> engine.count_devices(traces.Trace(traces.make_records(kind=1, call=2)))
+    >>> records = traces.make_records(kind=traces.Kind.JOIN, num_devices=2)
+    >>> engine.count_devices(traces.Trace(records))
     2
   """
-  records = np.asarray(trace.records)[~trace.is_void]
-  joins = records[records['kind'] == traces.Kind.JOIN]
-  return int(joins['call'].max(initial=1))
+  joins = trace.of_kind(_Kind.JOIN)
+  return int(joins['num_devices'].max(initial=1))
 
 
-# --- Records of nodes.
+# --- Workers that step on their own replicas.
 
 _Version = tuple[int, int]  # (replica, version)
 _Held = tuple[int, int]  # (value of weights, value of an optimizer's state)
 
 
-def read_nodes(
-  trace: traces.NodeTrace, until: Mapping[int, int] | None = None
+def _read_records(
+  trace: traces.Trace, until: Mapping[int, int] | None
 ) -> _operations.Operations:
-  """Reads the records of nodes.
-
-  Args:
-    trace: The trace.
-    until: From replicas to the versions to come to; operations that these do
-      not depend on are left out, whatever is wrong with them. None: all.
-
-  Returns:
-    The operations.
-
-  Raises:
-    TraceError: if a version is read, or asked for, that does not exist, or an
-      all-reduce was recorded by some of its members only and others build on
-      its result.
-  """
-  reader = _NodeReader(trace, until or {})
+  """Reads a trace record by record."""
+  reader = _Reader(trace, until or {})
   reader.read()
   if until is None:
     reader.check()
@@ -340,7 +384,7 @@ def read_nodes(
   )
 
 
-class _NodeReader:
+class _Reader:
   """Reads records one after another.
 
   A value that cannot be computed has an entry in `_errors`, the sentence that
@@ -352,36 +396,39 @@ class _NodeReader:
     replicas: All nodes', and the centre's if there is one.
   """
 
-  def __init__(self, trace: traces.NodeTrace, goals: Mapping[int, int]) -> None:
+  def __init__(self, trace: traces.Trace, goals: Mapping[int, int]) -> None:
     """Prepares the columns; `goals` are versions that are asked for."""
-    _check_nodes(trace)
+    _check_replicas(trace)
     records = trace.records
     self._columns: dict[str, list] = {
       name: records[name].tolist()
       for name in (
-        *('kind', 'peer', 'mix', 'step', 'version', 'peer_version'),
-        *('own_weight', 'peer_weight', 'end_time'),
+        *('kind', 'replica', 'source', 'group', 'step', 'version'),
+        *('read_version', 'source_version', 'own_weight', 'weight'),
+        'end_time',
       )
     }
-    node, peer = (
-      np.where(column == traces.CENTRE, _operations.SERVER, column)
-      for column in (records['node'], records['peer'])
+    self._replica, self._source = (
+      self._columns['replica'],
+      self._columns['source'],
     )
-    self._replica, self._peer = node.tolist(), peer.tolist()
-    is_mix = records['kind'] == traces.NodeKind.MIX
-    is_mean = is_mix & (records['peer'] == traces.ALL)
-    is_move = is_mix & (node == _operations.SERVER)
-    has_centre = bool(np.any(is_move | (is_mix & (peer == _operations.SERVER))))
+    kinds = records['kind']
+    is_mix, is_move = kinds == _Kind.MIX, kinds == _Kind.MOVE
+    to_server = is_mix & (records['source'] == _operations.SERVER)
+    has_centre = bool(np.any(is_move | to_server))
     self.replicas = (
-      *range(trace.num_nodes),
+      *range(trace.num_workers),
       *([_operations.SERVER] * has_centre),
     )
     self._averages_gradients = trace.header.get('averages') == 'gradients'
-    self._is_all_reduce = bool(np.any(is_mean))
+    self._is_all_reduce = bool(np.any(kinds == _Kind.MEAN))
     # Only versions that something reads are remembered.
-    sources = np.where(is_mix & ~is_mean, peer, node)
+    replicas = np.where(is_mix, records['source'], records['replica'])
+    versions = np.where(
+      is_mix, records['source_version'], records['read_version']
+    )
     self._is_read = set(
-      zip(sources.tolist(), self._columns['peer_version'], strict=True)
+      zip(replicas.tolist(), versions.tolist(), strict=True)
     ) | set(goals.items())
     self.operations: list[_operations.Operation] = []
     self.holdings: list[tuple[int, ...]] = []
@@ -400,36 +447,33 @@ class _NodeReader:
 
   def read(self) -> None:
     """Goes through all records."""
-    kinds, peers, replicas = self._columns['kind'], self._peer, self._replica
-    index = 0
+    kinds, index = self._columns['kind'], 0
     while index < len(kinds):
       kind, end = kinds[index], index + 1
-      if kind == traces.NodeKind.STEP:
+      if kind == _Kind.STEP:
         self._step(index)
-      elif kind == traces.NodeKind.MIX:
-        if peers[index] == traces.ALL:
-          end = self._average(index)
-        elif replicas[index] == _operations.SERVER:
-          self._move(index)
-        elif (
-          peers[index] == _operations.SERVER
-          and replicas[index] not in self._joined
-        ):
+      elif kind == _Kind.MEAN:
+        end = self._average(index)
+      elif kind == _Kind.MOVE:
+        self._move(index)
+      elif kind == _Kind.MIX:
+        is_joining = self._replica[index] in self._joined
+        if self._source[index] == _operations.SERVER and not is_joining:
           self._pull(index)
         else:
           end = self._mix(index)
-      elif kind == traces.NodeKind.RESTART:
+      elif kind == _Kind.RESTART:
         self._return(index)
-      elif kind == traces.NodeKind.JOIN:
-        self._joined.add(replicas[index])
+      elif kind == _Kind.JOIN:
+        self._joined.add(self._replica[index])
       index = end
 
-  # --- What records say.
+  # --- Kinds of records.
 
   def _step(self, index: int) -> None:
     replica = self._replica[index]
     own, state_read = self._current[replica]
-    source, _ = self._find(index, replica)
+    source, _ = self._find(index, replica, 'read_version')
     if own in self._void or source in self._void:
       # A node may make steps before it notices that an all-reduce was broken.
       # It goes back to a checkpoint then; these steps are left out.
@@ -455,32 +499,37 @@ class _NodeReader:
     end = index + 1
     while (
       end < len(self._replica)
-      and columns['kind'][end] == traces.NodeKind.MIX
+      and columns['kind'][end] == _Kind.MIX
       and self._replica[end] == replica
-      and columns['mix'][end] == columns['mix'][index]
-      and self._peer[end] != traces.ALL
+      and columns['group'][end] == columns['group'][index] > 0
     ):
       end += 1
     value, state = self._current[replica]
-    if replica in self._joined:
+    is_joining = replica in self._joined
+    if is_joining:
       self._pending.pop(replica, None)
       if self._is_all_reduce:
         # All nodes are to be the same, in their optimizers' states too.
-        self._hold(index, self._find(index, self._peer[index]))
+        self._hold(index, self._find_source(index))
         return end
     own_weight = columns['own_weight'][index]
     for each in range(index, end):
-      source, _ = self._find(each, self._peer[each])
+      source, _ = self._find_source(each)
       value = self._add(
         _operations.MIX,
         index,
         value,
         source,
         own_weight=own_weight,
-        weight=columns['peer_weight'][each],
+        weight=columns['weight'][each],
         state_read=state,
       )
       own_weight = 1.0
+    if is_joining:
+      fields = {'state_read': state, 'step': columns['step'][index]}
+      state = next(self._states)
+      fields['state_write'] = state
+      value = self._add(_operations.START, index, value, value, **fields)
     self._hold(index, (value, state))
     return end
 
@@ -488,8 +537,8 @@ class _NodeReader:
     """A node moves towards the centre."""
     replica = self._replica[index]
     own, state = self._current[replica]
-    centre, _ = self._find(index, _operations.SERVER)
-    rate = self._columns['peer_weight'][index]
+    centre, _ = self._find_source(index)
+    rate = self._columns['weight'][index]
     difference = self._add(
       _operations.DIFFERENCE, index, own, centre, weight=rate, state_read=state
     )
@@ -507,7 +556,7 @@ class _NodeReader:
   def _move(self, index: int) -> None:
     """The centre moves by the difference that a node has sent."""
     own, state = self._current[_operations.SERVER]
-    key = self._peer[index], self._columns['peer_version'][index]
+    key = self._source[index], self._columns['source_version'][index]
     difference = self._differences.get(key)
     if difference is None:
       difference = self._make_error(
@@ -521,16 +570,14 @@ class _NodeReader:
   def _average(self, index: int) -> int:
     """The mean of several nodes; gives where its records end."""
     columns, end = self._columns, index + 1
-    number = columns['peer_version'][index]
     while (
-      end < len(self._peer)
-      and columns['kind'][end] == traces.NodeKind.MIX
-      and self._peer[end] == traces.ALL
-      and columns['peer_version'][end] == number
+      end < len(self._replica)
+      and columns['kind'][end] == _Kind.MEAN
+      and columns['group'][end] == columns['group'][index]
     ):
       end += 1
     members = range(index, end)
-    if len(members) < round(1 / columns['peer_weight'][index]):
+    if len(members) < round(1 / columns['weight'][index]):
       # Members that were killed before they wrote a record cannot have gone
       # on. The others go back to a checkpoint.
       for each in members:
@@ -578,7 +625,7 @@ class _NodeReader:
     """A node, or the centre, restarts from an earlier version."""
     replica = self._replica[index]
     self._pending.pop(replica, None)
-    self._hold(index, self._find(index, replica))
+    self._hold(index, self._find(index, replica, 'read_version'))
 
   # --- Values.
 
@@ -629,9 +676,13 @@ class _NodeReader:
 
   # --- Versions.
 
-  def _find(self, index: int, replica: int) -> _Held:
-    """The values of the version of a replica that a record reads."""
-    version = self._columns['peer_version'][index]
+  def _find_source(self, index: int) -> _Held:
+    """The values of the other replica that a record reads."""
+    return self._find(index, self._source[index], 'source_version')
+
+  def _find(self, index: int, replica: int, field: str) -> _Held:
+    """The values of the version of a replica that a field of a record names."""
+    version = self._columns[field][index]
     if (replica, version) in self._found:
       return self._found[replica, version]
     return self._make_error(
@@ -712,16 +763,20 @@ class _NodeReader:
         self.holdings.append((len(kept), replica, version, *held))
 
 
-def _check_nodes(trace: traces.NodeTrace) -> None:
-  """Raises a TraceError for a record that no node writes."""
-  kinds, nodes = trace.records['kind'], trace.records['node']
-  is_mix = kinds == traces.NodeKind.MIX
-  peers = np.where(is_mix, trace.records['peer'], traces.ALL)
-  last, members = max(traces.NodeKind), (traces.CENTRE, *range(trace.num_nodes))
-  is_peer = np.isin(peers, (traces.ALL, *members))
-  _refuse('kind', kinds, kinds > last, f'0 to {last}')
-  _refuse('node', nodes, ~np.isin(nodes, members), 'a node of this run')
-  _refuse('peer', peers, ~is_peer, 'a node of this run')
+def _check_replicas(trace: traces.Trace) -> None:
+  """Raises a TraceError for a record that no owner of a replica writes."""
+  records = trace.records
+  _check_kinds(records, None)
+  replicas = records['replica']
+  members = (_operations.SERVER, *range(trace.num_workers))
+  _refuse('replica', replicas, ~np.isin(replicas, members), 'one of this run')
+  has_source = np.isin(records['kind'], (_Kind.MIX, _Kind.MOVE))
+  sources = np.where(has_source, records['source'], 0)
+  _refuse('source', sources, ~np.isin(sources, members), 'one of this run')
+  is_mean = records['kind'] == _Kind.MEAN
+  weights = np.where(is_mean, records['weight'], 1.0)
+  is_share = (weights > 0) & (weights <= 1)
+  _refuse('weight', weights, ~is_share, 'above 0 and at most 1')
 
 
 def _describe(replica: int) -> str:

@@ -16,12 +16,14 @@ from jasgd import traces
 from jasgd import transforms
 from jasgd.engine import _exact
 from jasgd.engine import _fast
+from jasgd.engine import _local_optimizers
 from jasgd.engine import _node_functions
 from jasgd.engine import _plan
 from jasgd.engine import _server_functions
 from jasgd.engine import _slots
 
 MODES = ('exact', 'fast')
+_STEP = _plan.STEP
 SERVER = _plan.SERVER
 
 # Updates between looks at the loss, if there are no evaluations.
@@ -69,12 +71,13 @@ class Replayed:
 def replay(
   task: tasks.Task,
   optimizer: optax.GradientTransformation,
-  trace: traces.Trace | traces.NodeTrace,
+  trace: traces.Trace,
   *,
   policy: transforms.policies.PolicyLike = 'constant',
   per_gradient: optax.GradientTransformation | None = None,
   get_rate: Callable[[float], float] | None = None,
   local_rate: float | None = None,
+  local_optimizer: optax.GradientTransformation | None = None,
   seed: int = 0,
   mode: str = 'fast',
   eval_every: int | None = None,
@@ -90,7 +93,7 @@ def replay(
     task: The task to learn.
     optimizer: Any optax optimizer: the server's, stepped once per update; or
       that of the nodes, of which each has a state of its own.
-    trace: The trace of a server or of nodes, recorded or simulated.
+    trace: The trace of any strategy, recorded or simulated.
     policy: The factor that staleness leaves of a gradient, as in
       `jasgd.scale_by_staleness`; only with a server.
     per_gradient: A transformation of each gradient, before the policy; only
@@ -101,6 +104,8 @@ def replay(
       made as many: see `jasgd.engine.count_epochs`.
     local_rate: The rate at which learners step on their own replicas, where
       they do (downpour), times the schedule's factor; only with a server.
+    local_optimizer: The optimizer of learners that push differences of weights
+      instead of gradients, as the trace's header says; only in mode 'exact'.
     seed: Seed of the first weights, the minibatches, and all other draws.
     mode: 'fast', one compiled loop; or 'exact', call by call as real processes
       do it, messages rounded as theirs. They agree but for rounding.
@@ -119,7 +124,7 @@ def replay(
     >>> import jasgd, optax
     >>> from jasgd import protocols, tasks
     >>> trace = jasgd.simulate(
-    ...     protocols.softsync(4), num_learners=8, num_gradients=400)
+    ...     protocols.softsync(4), num_workers=8, num_gradients=400)
     >>> task = tasks.make_task('quadratic', batch=1)
     >>> result = jasgd.replay(task, optax.sgd(0.05), trace, policy='inverse')
     >>> result.num_updates, len(result.history['loss'])
@@ -140,6 +145,7 @@ def replay(
     seed=seed,
     mode=mode,
     local_rate=local_rate,
+    local_optimizer=local_optimizer,
     chunk=eval_every or _DEFAULT_CHUNK,
     init=init,
   )
@@ -185,8 +191,8 @@ class Replay:
     >>> import optax
     >>> from jasgd import engine, gossip, simulation, tasks
     >>> task = tasks.make_task('quadratic', batch=1)
-    >>> trace = simulation.simulate_nodes(
-    ...     gossip.Pull(), num_nodes=4, num_steps=25)
+    >>> trace = simulation.simulate(
+    ...     gossip.Pull(), num_workers=4, num_gradients=100)
     >>> plan = engine.make_plan(
     ...     trace, num_samples=task.num_samples, batch=task.batch)
     >>> run = engine.Replay(task, optax.sgd(0.1), plan, chunk=30)
@@ -208,6 +214,7 @@ class Replay:
     policy: transforms.policies.PolicyLike = 'constant',
     per_gradient: optax.GradientTransformation | None = None,
     local_rate: float | None = None,
+    local_optimizer: optax.GradientTransformation | None = None,
     seed: int = 0,
     mode: str = 'fast',
     chunk: int = _DEFAULT_CHUNK,
@@ -224,6 +231,7 @@ class Replay:
       policy: As in `replay`.
       per_gradient: As in `replay`.
       local_rate: As in `replay`.
+      local_optimizer: As in `replay`.
       seed: As in `replay`.
       mode: One of `MODES`.
       chunk: Updates per `advance`. In 'exact' mode more, if the server made
@@ -245,7 +253,9 @@ class Replay:
       raise ValueError(
         'Nodes have no server, hence no policy, per_gradient or local_rate.'
       )
-    _check_local_steps(task, plan, mode, local_rate)
+    _check_local_optimizer(plan, mode, local_optimizer)
+    if local_optimizer is None:
+      _check_local_steps(task, plan, mode, local_rate)
     self._task = task
     self.plan = plan
     self.clock = 0
@@ -266,9 +276,13 @@ class Replay:
       work = _node_functions.make_node_work(task, optimizer)
       state = jax.eval_shape(work.init, weights[0])
       _slots.check_memory(plan.num_states, state)
-    self._engine: _exact.ExactServer | _exact.ExactNodes | _fast.FastEngine
+    self._engine: Any
     local_rate = local_rate or 0.0
-    if mode == 'fast':
+    if local_optimizer is not None:
+      self._engine = _local_optimizers.ExactLocalOptimizers(
+        task, made, local_optimizer, plan, wire_dtype=wire_dtype, **fields
+      )
+    elif mode == 'fast':
       self._engine = _fast.FastEngine(
         task,
         made,
@@ -403,10 +417,12 @@ class Replay:
   @property
   def weights(self) -> _Weights:
     """(params, stats) of the server; or the mean of nodes, by their masses."""
+    if self.plan.fragments is not None:
+      return self._engine.weights
     if self.plan.has_server:
       state = self._engine.carry.states
       return state.params, state.stats
-    return _average(self._read_nodes(), self.plan.find_shares(self.clock))
+    return average_nodes(self._read_nodes(), self.plan.find_shares(self.clock))
 
   @property
   def replicas(self) -> dict[int, _Weights]:
@@ -420,23 +436,30 @@ class Replay:
   @property
   def opt_states(self) -> dict[int, Any]:
     """The state of each optimizer; for `SERVER` the server's whole state."""
+    if self.plan.fragments is not None:
+      return dict(self._engine.carry.states)
     if self.plan.has_server:
       return {SERVER: self._engine.carry.states}
     nodes = self.plan.nodes
     located = self.plan.locate(self.clock)
-    assert not isinstance(self._engine, _exact.ExactServer)
     rows = self._engine.read_states(located.state[: len(nodes)])
     return _split(nodes, rows)
 
   @property
   def versions(self) -> dict[int, int]:
     """How often the weights of each replica have changed."""
+    if self.plan.fragments is not None:
+      end = self.plan.step_ends[self.clock]
+      made = self.plan.steps.replica[:end][self.plan.steps.kind[:end] == _STEP]
+      return {each: int(np.sum(made == each)) for each in self.plan.fragments}
     versions = self.plan.locate(self.clock).version.tolist()
     return dict(zip(self.plan.replicas, versions, strict=True))
 
   def _list_params(self) -> Any:
     """The params of a server, or those in all slots of nodes."""
     carry = self._engine.carry
+    if self.plan.fragments is not None:
+      return [state.params for state in carry.states.values()]
     if self.plan.has_server:
       return carry.states.params
     if self._is_exact:
@@ -449,7 +472,6 @@ class Replay:
     return self._read(slots[: len(self.plan.nodes)])
 
   def _read(self, slots: np.ndarray) -> _Weights:
-    assert not isinstance(self._engine, _exact.ExactServer)
     return self._engine.read_weights(slots)
 
 
@@ -457,6 +479,29 @@ def _check_mode(mode: str) -> None:
   """Raises a ValueError for a mode that there is not."""
   if mode not in MODES:
     raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}.')
+
+
+def _check_local_optimizer(
+  plan: _plan.Plan,
+  mode: str,
+  local_optimizer: optax.GradientTransformation | None,
+) -> None:
+  """Raises a ValueError if a local optimizer is missing or out of place."""
+  pushes_differences = plan.fragments is not None
+  if pushes_differences != (local_optimizer is not None):
+    raise ValueError(
+      'In this trace learners push '
+      + (
+        'differences of weights: pass local_optimizer.'
+        if pushes_differences
+        else 'gradients, or have no server: local_optimizer must be None.'
+      )
+    )
+  if pushes_differences and mode != 'exact':
+    raise ValueError(
+      "Learners with optimizers of their own need mode='exact', got "
+      f'mode={mode!r}.'
+    )
 
 
 def _check_local_steps(
@@ -497,7 +542,7 @@ def _is_finite(tree: Any) -> jax.Array:
 
 
 @jax.jit
-def _average(nodes: _Weights, shares: np.ndarray | None) -> _Weights:
+def average_nodes(nodes: _Weights, shares: np.ndarray | None) -> _Weights:
   """The mean of nodes, by shares or plain."""
 
   def average(leaf: jax.Array) -> jax.Array:

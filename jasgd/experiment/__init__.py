@@ -1,109 +1,70 @@
-"""Config dataclasses, and what they assemble."""
+"""Training from a config or from your own functions: runs, sweeps, checks.
 
-from jasgd.experiment._base import RunConfig
-from jasgd.experiment._base import TaskConfig
-from jasgd.experiment._compare import compare
-from jasgd.experiment._compare import Compared
-from jasgd.experiment._compare import format_comparison
-from jasgd.experiment._compare import STRATEGIES
-from jasgd.experiment._grid import list_cells
-from jasgd.experiment._grid import parse_grid
-from jasgd.experiment._local import run_learner
-from jasgd.experiment._local import run_server
-from jasgd.experiment._modes import train_and_evaluate
-from jasgd.experiment._node_cluster import MEMBER_ROLES
-from jasgd.experiment._node_cluster import run_member
-from jasgd.experiment._node_cluster import serve_member
-from jasgd.experiment._node_cluster import watch_nodes
-from jasgd.experiment._node_local import run_nodes
-from jasgd.experiment._node_running import run_centre
-from jasgd.experiment._node_running import run_group_node
-from jasgd.experiment._node_running import run_peer
-from jasgd.experiment._node_training import NodeTrainingConfig
-from jasgd.experiment._node_verify import NodeVerification
-from jasgd.experiment._node_verify import read_nodes
-from jasgd.experiment._node_verify import verify_nodes
-from jasgd.experiment._optimizers import OptimizerConfig
-from jasgd.experiment._optimizers import ScheduleConfig
-from jasgd.experiment._own import train
-from jasgd.experiment._own_run import Trained
-from jasgd.experiment._parts import FailureConfig
-from jasgd.experiment._parts import NetworkConfig
-from jasgd.experiment._parts import ProtocolConfig
-from jasgd.experiment._parts import StrategyConfig
-from jasgd.experiment._parts import TimeConfig
-from jasgd.experiment._running import make_task
-from jasgd.experiment._running import read_config
-from jasgd.experiment._running import serve_config
-from jasgd.experiment._runtimes import DeadlineConfig
-from jasgd.experiment._runtimes import ProcessConfig
-from jasgd.experiment._runtimes import RuntimeConfig
-from jasgd.experiment._runtimes import ServerConfig
-from jasgd.experiment._simulations import NodeSimulationConfig
-from jasgd.experiment._simulations import SimulationConfig
-from jasgd.experiment._supervisor import RunError
-from jasgd.experiment._sweep import read_rows
-from jasgd.experiment._sweep import sweep
-from jasgd.experiment._sweep import write_csv
-from jasgd.experiment._train import make_replay
-from jasgd.experiment._train import measure_chunk
-from jasgd.experiment._training import TrainingConfig
-from jasgd.experiment._verify import get_environment
-from jasgd.experiment._verify import read_run
-from jasgd.experiment._verify import Verification
-from jasgd.experiment._verify import verify
+`TrainingConfig` and its parts describe a run. `train_and_evaluate` makes it, in
+virtual time, on devices or in processes, and `run_role` is one process of a run
+on many hosts. `train` does the same for your own model and optimizer, without
+a config. `sweep` and `compare` make many runs, and `verify` replays one.
+
+==============  ==============================================================
+folder          content
+==============  ==============================================================
+`configs/`      the fields of a config, and the parts of a run they stand for
+`running/`      the life cycle of a run; the functions of child processes
+`sweeps/`       grids, sweeps, comparisons
+`verification`  exact replay of a real run against its checkpoints
+==============  ==============================================================
+
+Names that are imported here and are not in `__all__` are for the command line,
+and not promised to users.
+"""
+
+from jasgd.experiment.configs.optimizer import OptimizerConfig
+from jasgd.experiment.configs.optimizer import ScheduleConfig
+from jasgd.experiment.configs.parts import FailureConfig as FailureConfig
+from jasgd.experiment.configs.parts import NetworkConfig as NetworkConfig
+from jasgd.experiment.configs.parts import TaskConfig
+from jasgd.experiment.configs.parts import TimeConfig as TimeConfig
+from jasgd.experiment.configs.runtime import DeadlineConfig as DeadlineConfig
+from jasgd.experiment.configs.runtime import ProcessConfig as ProcessConfig
+from jasgd.experiment.configs.runtime import RuntimeConfig
+from jasgd.experiment.configs.runtime import ServerConfig as ServerConfig
+from jasgd.experiment.configs.strategy import StrategyConfig
+from jasgd.experiment.configs.training import read_config as read_config
+from jasgd.experiment.configs.training import TrainingConfig
+from jasgd.experiment.running.cluster import list_roles as list_roles
+from jasgd.experiment.running.cluster import run_role
+from jasgd.experiment.running.result import Result
+from jasgd.experiment.running.result import RunError
+from jasgd.experiment.running.train import train
+from jasgd.experiment.running.train import train_and_evaluate
+from jasgd.experiment.sweeps.compare import compare
+from jasgd.experiment.sweeps.compare import Compared as Compared
+from jasgd.experiment.sweeps.compare import (
+  format_comparison as format_comparison,
+)
+from jasgd.experiment.sweeps.compare import STRATEGIES as STRATEGIES
+from jasgd.experiment.sweeps.sweep import list_cells as list_cells
+from jasgd.experiment.sweeps.sweep import parse_grid as parse_grid
+from jasgd.experiment.sweeps.sweep import read_rows as read_rows
+from jasgd.experiment.sweeps.sweep import sweep
+from jasgd.experiment.sweeps.sweep import write_csv as write_csv
+from jasgd.experiment.verification import get_environment as get_environment
+from jasgd.experiment.verification import read_run as read_run
+from jasgd.experiment.verification import verify
 
 __all__ = [
-  'MEMBER_ROLES',
-  'STRATEGIES',
-  'Compared',
-  'DeadlineConfig',
-  'FailureConfig',
-  'NetworkConfig',
-  'NodeSimulationConfig',
-  'NodeTrainingConfig',
-  'NodeVerification',
   'OptimizerConfig',
-  'ProcessConfig',
-  'ProtocolConfig',
-  'RunConfig',
+  'Result',
   'RunError',
   'RuntimeConfig',
   'ScheduleConfig',
-  'ServerConfig',
-  'SimulationConfig',
   'StrategyConfig',
   'TaskConfig',
-  'TimeConfig',
-  'Trained',
   'TrainingConfig',
-  'Verification',
   'compare',
-  'format_comparison',
-  'get_environment',
-  'list_cells',
-  'make_replay',
-  'make_task',
-  'measure_chunk',
-  'parse_grid',
-  'read_config',
-  'read_nodes',
-  'read_rows',
-  'read_run',
-  'run_centre',
-  'run_group_node',
-  'run_learner',
-  'run_member',
-  'run_nodes',
-  'run_peer',
-  'run_server',
-  'serve_config',
-  'serve_member',
+  'run_role',
   'sweep',
   'train',
   'train_and_evaluate',
   'verify',
-  'verify_nodes',
-  'watch_nodes',
-  'write_csv',
 ]

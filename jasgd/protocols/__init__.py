@@ -20,6 +20,8 @@ protocol                 gradients of an update                   waiting
 
 `Protocol` is the base class; its docstring shows how to write your own.
 `Protocol.to_config` and `from_config` store a protocol as name and arguments.
+`Configurable`, `build` and the checks of arguments (`check_count`, ...) are
+shared by all rooms.
 
 Examples:
   >>> from jasgd import protocols
@@ -33,12 +35,16 @@ Examples:
   1
 """
 
-from jasgd.protocols._base import check_count
-from jasgd.protocols._base import check_number
 from jasgd.protocols._base import Decision
 from jasgd.protocols._base import Fate
 from jasgd.protocols._base import Protocol
+from jasgd.protocols._checks import check_choice
+from jasgd.protocols._checks import check_count
+from jasgd.protocols._checks import check_number
 from jasgd.protocols._config import from_config
+from jasgd.protocols._config import PROTOCOLS
+from jasgd.protocols._configurable import build
+from jasgd.protocols._configurable import Configurable
 from jasgd.protocols._counting import Asynchronous as asynchronous
 from jasgd.protocols._counting import ConstantDelay as constant_delay
 from jasgd.protocols._counting import Downpour as downpour
@@ -51,11 +57,15 @@ from jasgd.protocols._ramp_up import RampUp as ramp_up
 from jasgd.protocols._ssp import Ssp as ssp
 
 __all__ = [
+  'PROTOCOLS',
+  'Configurable',
   'Decision',
   'Fate',
   'Protocol',
   'asynchronous',
   'backup',
+  'build',
+  'check_choice',
   'check_count',
   'check_number',
   'constant_delay',

@@ -1,10 +1,9 @@
-"""Base class of every protocol, and the checks that the protocols share."""
+"""Base class of every protocol: events, hooks, saved state."""
 
 import enum
-import json
-import numbers
-import operator
 from typing import Any, NamedTuple, NoReturn
+
+from jasgd.protocols import _configurable
 
 
 class Fate(enum.IntEnum):
@@ -33,7 +32,7 @@ class Decision(NamedTuple):
   released: tuple[int, ...]  # Learners that may start a step, in this order.
 
 
-class Protocol:
+class Protocol(_configurable.Configurable):
   """Rule for when the server updates and which learners wait.
 
   A protocol is a deterministic state machine without weights, threads or wall
@@ -109,14 +108,13 @@ class Protocol:
     ...       updates=self.count == 0,
     ...       released=(learner,),
     ...     )
-    >>> trace = jasgd.simulate(EverySecond(), num_learners=4, num_gradients=8)
+    >>> trace = jasgd.simulate(EverySecond(), num_workers=4, num_gradients=8)
     >>> trace.num_updates
     4
     >>> print(trace.staleness)
     [0 0 1 1 2 1 2 1]
   """
 
-  name: str = ''
   steps_per_push: int = 1
   steps_per_fetch: int = 1
   holds_learners: bool = True
@@ -144,14 +142,6 @@ class Protocol:
     """
     if num_learners < 1:
       raise ValueError(f'num_learners must be at least 1, got {num_learners}.')
-
-  def arguments(self) -> dict[str, Any]:
-    """The constructor's arguments by name, for `repr` and `to_config`.
-
-    Returns:
-      Values that JSON can hold, or protocols.
-    """
-    return {}
 
   def initial_state(self) -> dict[str, Any]:
     """The subclass's own state before the first event.
@@ -322,43 +312,6 @@ class Protocol:
     self.alive = set(state['alive'])
     self.restore_state(state)
 
-  def to_config(self) -> dict[str, Any]:
-    """Name and arguments: what `from_config` builds an equal protocol from.
-
-    Returns:
-      A JSON-serialisable dict `{'name': ..., 'arguments': {...}}`. The name of
-      a class outside `jasgd.protocols` is `'module:name'`. An argument that is
-      a protocol becomes such a dict itself.
-
-    Raises:
-      ValueError: if JSON cannot hold an argument.
-
-    Examples:
-      >>> from jasgd import protocols
-      >>> protocols.softsync(2).to_config()
-      {'name': 'softsync', 'arguments': {'n': 2}}
-    """
-    kind = type(self)
-    name = self.name
-    if not kind.__module__.startswith('jasgd.protocols.'):
-      # A subclass of a known protocol inherits its name, but is another class.
-      name = f'{kind.__module__}:{kind.__qualname__}'
-    arguments = {}
-    for key, value in self.arguments().items():
-      if isinstance(value, Protocol):
-        arguments[key] = value.to_config()
-        continue
-      try:
-        json.dumps(value, allow_nan=False)
-      except (TypeError, ValueError) as error:
-        raise ValueError(
-          f'The argument {key}={value!r} of {self!r} cannot be stored as JSON '
-          f'({error}): {kind.__name__}.arguments must return numbers, strings, '
-          'lists, dicts or protocols.'
-        ) from None
-      arguments[key] = value
-    return {'name': name, 'arguments': arguments}
-
   def __repr__(self) -> str:
     arguments = ', '.join(
       f'{name}={value!r}' for name, value in self.arguments().items()
@@ -381,47 +334,3 @@ def refuse_held(learner: int) -> NoReturn:
     f'Learner {learner} pushed, but is held back: it must wait until it is '
     'released.'
   )
-
-
-def check_count(name: str, value: Any, minimum: int) -> int:
-  """Checks that `value` is a whole number of at least `minimum`.
-
-  Args:
-    name: Name of the value, for the error message.
-    value: Number to check.
-    minimum: Smallest number allowed.
-
-  Returns:
-    The number, as an int.
-
-  Raises:
-    ValueError: if it is no whole number, or too small.
-  """
-  try:
-    # A bool has an index too, but True for a count is a mistake.
-    count = None if isinstance(value, bool) else operator.index(value)
-  except TypeError:
-    count = None
-  if count is None or count < minimum:
-    raise ValueError(
-      f'{name} must be a whole number of at least {minimum}, got {value!r}.'
-    )
-  return count
-
-
-def check_number(name: str, value: Any) -> float:
-  """Checks that `value` is a real number.
-
-  Args:
-    name: Name of the value, for the error message.
-    value: Number to check.
-
-  Returns:
-    The number, as a float.
-
-  Raises:
-    ValueError: if it is no real number.
-  """
-  if isinstance(value, bool) or not isinstance(value, numbers.Real):
-    raise ValueError(f'{name} must be a number, got {value!r}.')
-  return float(value)

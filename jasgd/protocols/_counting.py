@@ -3,6 +3,7 @@
 from typing import Any
 
 from jasgd.protocols import _base
+from jasgd.protocols import _checks
 
 
 class Counting(_base.Protocol):
@@ -74,7 +75,7 @@ class Softsync(Counting):
         as 1/n of the learners.
     """
     super().__init__()
-    self.n = _base.check_count('n', n, 1)
+    self.n = _checks.check_count('n', n, 1)
 
   def arguments(self) -> dict[str, Any]:
     """The constructor's arguments by name."""
@@ -139,7 +140,7 @@ class ConstantDelay(Asynchronous):
       delay: Staleness of every gradient, in updates.
     """
     super().__init__()
-    self.delay = _base.check_count('delay', delay, 0)
+    self.delay = _checks.check_count('delay', delay, 0)
     self.num_learners = self.delay + 1  # No other number gives this delay.
 
   def arguments(self) -> dict[str, Any]:
@@ -186,8 +187,8 @@ class Downpour(Asynchronous):
       n_fetch: Steps between two fetches of a learner.
     """
     super().__init__()
-    self.steps_per_push = _base.check_count('n_push', n_push, 1)
-    self.steps_per_fetch = _base.check_count('n_fetch', n_fetch, 1)
+    self.steps_per_push = _checks.check_count('n_push', n_push, 1)
+    self.steps_per_fetch = _checks.check_count('n_fetch', n_fetch, 1)
 
   def arguments(self) -> dict[str, Any]:
     """The constructor's arguments by name."""
@@ -221,7 +222,7 @@ class Rennala(Counting):
       s: Gradients per update, all of the current clock.
     """
     super().__init__()
-    self.s = _base.check_count('s', s, 1)
+    self.s = _checks.check_count('s', s, 1)
 
   def arguments(self) -> dict[str, Any]:
     """The constructor's arguments by name."""
@@ -260,7 +261,7 @@ class Ringmaster(Counting):
       r: Largest staleness of a gradient that makes an update.
     """
     super().__init__()
-    self.r = _base.check_count('r', r, 0)
+    self.r = _checks.check_count('r', r, 0)
 
   def arguments(self) -> dict[str, Any]:
     """The constructor's arguments by name."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from jasgd.protocols import _base
+from jasgd.protocols import _checks
 
 
 class Hardsync(_base.Protocol):
@@ -92,7 +93,7 @@ class Backup(Hardsync):
       num_backups: Number of learners that an update does not wait for.
     """
     super().__init__()
-    self.num_backups = _base.check_count('num_backups', num_backups, 1)
+    self.num_backups = _checks.check_count('num_backups', num_backups, 1)
 
   def arguments(self) -> dict[str, Any]:
     """The constructor's arguments by name."""

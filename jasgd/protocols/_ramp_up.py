@@ -4,6 +4,7 @@ import heapq
 from typing import Any
 
 from jasgd.protocols import _base
+from jasgd.protocols import _checks
 
 
 class RampUp(_base.Protocol):
@@ -37,7 +38,7 @@ class RampUp(_base.Protocol):
         f'ramp_up(asynchronous(), 100), got {protocol!r}.'
       )
     self.protocol = protocol
-    self.num_updates = _base.check_count('num_updates', num_updates, 1)
+    self.num_updates = _checks.check_count('num_updates', num_updates, 1)
     self.steps_per_push = protocol.steps_per_push
     self.steps_per_fetch = protocol.steps_per_fetch
     self.updates_each = protocol.updates_each

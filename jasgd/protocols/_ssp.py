@@ -5,6 +5,7 @@ import heapq
 from typing import Any
 
 from jasgd.protocols import _base
+from jasgd.protocols import _checks
 
 
 class Ssp(_base.Protocol):
@@ -28,7 +29,7 @@ class Ssp(_base.Protocol):
       s: Largest lead over the slowest learner, in steps.
     """
     super().__init__()
-    self.s = _base.check_count('s', s, 0)
+    self.s = _checks.check_count('s', s, 0)
     self._completed: dict[int, int] = {}  # Learner -> its completed steps.
     # Number of completed steps -> number of learners that have completed them.
     self._num_with: collections.Counter[int] = collections.Counter()

@@ -4,26 +4,15 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from matplotlib import axes as mpl_axes
-from matplotlib import colormaps
-from matplotlib import colors as mpl_colors
 from matplotlib import figure as mpl_figure
 from matplotlib import lines as mpl_lines
 import numpy as np
 
+from jasgd.reports import _figures
+from jasgd.reports import _formats
 from jasgd.reports import _runs
 
-DIVERGED_COLOR = '#c44e52'
-_COLORS = (
-  '#4c72b0',
-  '#dd8452',
-  '#55a868',
-  '#8172b3',
-  '#937860',
-  '#da8bc3',
-  '#64b5cd',
-  '#ccb974',
-)
-_LOG_RANGE = 50.0  # From this ratio on, small values would not be seen.
+_LOG_RANGE = 50.0  # Beyond this ratio, small values could not be seen.
 _MAX_MARKERS = 40  # Points that can be told apart as such.
 _Style = Literal['-', '--', '-.', ':']
 _X_LABELS = {'epoch': 'epoch', 'time': 'time (s)', 'clock': 'clock'}
@@ -78,10 +67,8 @@ _PANELS = (
 )
 
 
-def draw_curves(
-  runs: Sequence[_runs.Run], labels: Sequence[str]
-) -> mpl_figure.Figure | None:
-  """A row per quantity, against epoch and time; None without any metrics.
+def draw_curves(runs: Sequence[_runs.Run]) -> mpl_figure.Figure | None:
+  """A row for each quantity, against epoch and time; None without metrics.
 
   Runs that have no epochs are drawn against the clock.
   """
@@ -93,25 +80,17 @@ def draw_curves(
     return None
   xs = [x for x in ('epoch', 'time') if x in names] or ['clock']
   height = 2.1 * len(panels) + 0.5 + 0.2 * (len(runs) > 1) * len(runs)
-  figure = mpl_figure.Figure(figsize=(9, height), layout='constrained')
+  figure = _figures.make_figure(height)
   grid = figure.subplots(len(panels), len(xs), squeeze=False, sharex='col')
-  colors = pick_colors(len(runs))
+  colors = _figures.pick_colors(len(runs))
   for row, panel in zip(grid, panels, strict=True):
     for axes, x in zip(row, xs, strict=True):
       _draw_panel(axes, panel, x, runs, colors)
     row[0].set_ylabel(panel.label)
   for axes, x in zip(grid[-1], xs, strict=True):
     axes.set_xlabel(_X_LABELS[x])
-  _add_legend(figure, runs, labels, colors)
+  _add_legend(figure, runs, colors)
   return figure
-
-
-def pick_colors(number: int) -> list[str]:
-  """As many colours as there are runs."""
-  if number <= len(_COLORS):
-    return list(_COLORS[:number])
-  shades = colormaps['viridis'](np.linspace(0, 0.95, number))
-  return [mpl_colors.to_hex(shade) for shade in shades]
 
 
 def _has_points(run: _runs.Run, name: str) -> bool:
@@ -144,17 +123,14 @@ def _draw_panel(
   axes.grid(alpha=0.25)
   axes.spines[['top', 'right']].set_visible(False)
   if len(drawn) > 1:
-    axes.legend(
+    _figures.add_axes_legend(
+      axes,
       handles=[
         mpl_lines.Line2D([], [], color='#555555', linestyle=style, label=name)
         for name, style in drawn.items()
       ],
-      loc='lower right',
       bbox_to_anchor=(1, 0.97),
-      ncols=3,
       borderpad=0,
-      frameon=False,
-      fontsize=8,
     )
 
 
@@ -175,7 +151,7 @@ def _make_cross(x: float | None = None, y: float = 0.0) -> mpl_lines.Line2D:
   place: tuple[list[float], list[float]] = ([], []) if x is None else ([x], [y])
   return mpl_lines.Line2D(
     *place,
-    color=DIVERGED_COLOR,
+    color=_figures.DIVERGED_COLOR,
     marker='x',
     linestyle='',
     markersize=9,
@@ -187,18 +163,15 @@ def _make_cross(x: float | None = None, y: float = 0.0) -> mpl_lines.Line2D:
 def _add_legend(
   figure: mpl_figure.Figure,
   runs: Sequence[_runs.Run],
-  labels: Sequence[str],
   colors: Sequence[str],
 ) -> None:
   """Says which colour is which run, and what a cross is."""
   handles = [
-    mpl_lines.Line2D([], [], color=color, label=label)
-    for color, label in zip(colors, labels, strict=True)
+    mpl_lines.Line2D([], [], color=color, label=_formats.escape_math(run.label))
+    for color, run in zip(colors, runs, strict=True)
     if len(runs) > 1
   ]
   if any(run.diverged_at is not None for run in runs):
     handles.append(_make_cross())
   if handles:
-    figure.legend(
-      handles=handles, loc='outside upper left', frameon=False, fontsize=9
-    )
+    _figures.add_legend(figure, handles=handles)

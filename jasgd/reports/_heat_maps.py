@@ -1,8 +1,10 @@
-"""Heat maps of sweeps."""
+"""Heat maps of sweeps: pictures, cells, and which axis goes where."""
 
 from collections.abc import Mapping, Sequence
+import itertools
 import math
 import os
+import pathlib
 from typing import Any, NamedTuple
 
 from matplotlib import axes as mpl_axes
@@ -12,7 +14,7 @@ from matplotlib import figure as mpl_figure
 from matplotlib import patches
 import numpy as np
 
-from jasgd.reports import _curves
+from jasgd.reports import _figures
 from jasgd.reports import _formats
 
 _MAX_COLUMNS = 3  # Panels side by side.
@@ -22,21 +24,21 @@ _Rows = Sequence[Mapping[str, Any]]
 
 
 class Cell(NamedTuple):
-  """What the runs of one cell gave."""
+  """The results of the runs of one cell."""
 
-  value: float | None  # The mean of those that are finite; None without any.
+  value: float | None  # Mean of those that are finite; None without any.
   is_diverged: bool  # Whether any of them diverged.
 
 
 def plot_heat_map(
   rows: _Rows,
-  path: str | os.PathLike[str],
+  path: str | os.PathLike[str] | None = None,
   *,
   x: str,
   y: str,
   value: str = 'test/accuracy',
   panels: str | None = None,
-) -> None:
+) -> mpl_figure.Figure:
   """Draws the results of a sweep: a cell for each pair of settings.
 
   The number in a cell is the mean over its runs (seeds, say). Brighter is
@@ -45,14 +47,17 @@ def plot_heat_map(
 
   Args:
     rows: A dict for each run: settings by full path, such as
-      'optimizer.rate', and results. A run whose `value` is missing or None has
-      not come so far, and counts as none unless it diverged.
-    path: The file to write; its ending chooses the format.
+      'optimizer.rate', and results. A run whose `value` is missing or None is
+      not finished; it is left out unless it diverged.
+    path: The file to write, if any; its suffix chooses the format.
     x: The setting along the columns.
     y: The setting along the rows.
     value: The result to show.
-    panels: The setting that a panel is drawn for each value of; None: one
-      panel for all.
+    panels: The setting that has a panel for each of its values; None: there is
+      one panel.
+
+  Returns:
+    The picture.
 
   Raises:
     ValueError: if there are no rows, or one lacks a setting.
@@ -66,7 +71,9 @@ def plot_heat_map(
     ... ]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...   path = pathlib.Path(folder, 'sweep.png')
-    ...   reports.plot_heat_map(rows, path, x='task.batch', y='optimizer.rate')
+    ...   _ = reports.plot_heat_map(
+    ...     rows, path, x='task.batch', y='optimizer.rate'
+    ...   )
     ...   path.stat().st_size > 1000
     True
 
@@ -74,13 +81,6 @@ def plot_heat_map(
     Jain et al., An analysis of the delayed gradients problem in asynchronous
     SGD (https://openreview.net/forum?id=BJLSGcywG), 2018: figures 2 and 3.
   """
-  draw_heat_map(rows, x, y, value, panels).savefig(path, dpi=120)
-
-
-def draw_heat_map(
-  rows: _Rows, x: str, y: str, value: str, panels: str | None
-) -> mpl_figure.Figure:
-  """The picture of `plot_heat_map`."""
   _check_rows(rows, [x, y] if panels is None else [x, y, panels])
   xs, ys = _list_values(rows, x), _list_values(rows, y)
   names = [None] if panels is None else _list_values(rows, panels)
@@ -101,14 +101,69 @@ def draw_heat_map(
   for axes, name in zip(grid.flat, names, strict=False):
     _draw_panel(axes, cells, name, xs, ys, shades)
     if panels is not None:
-      axes.set_title(f'{panels} = {_label(name)}', fontsize=9)
+      axes.set_title(f'{_label(panels)} = {_label(name)}', fontsize=9)
   for axes in grid.flat[len(names) :]:
     axes.set_axis_off()
-  figure.supxlabel(x, fontsize=10)
-  figure.supylabel(y, fontsize=10)
+  figure.supxlabel(_label(x), fontsize=10)
+  figure.supylabel(_label(y), fontsize=10)
   if any(cell.value is not None for cell in cells.values()):
-    figure.colorbar(shades, ax=grid, label=value, shrink=0.8)
-  return figure
+    figure.colorbar(shades, ax=grid, label=_label(value), shrink=0.8)
+  return _figures.save(figure, path)
+
+
+def plot_sweep(
+  rows: Sequence[dict[str, Any]],
+  folder: str | os.PathLike[str],
+  axes: Sequence[Sequence[str]],
+  *,
+  value: str = 'test/accuracy',
+) -> list[pathlib.Path]:
+  """Draws the results of a sweep, as Jain et al. do in their figures 2 and 3.
+
+  The first axis goes down, the second across, the third makes panels. There is
+  a picture for each combination of all others.
+
+  Args:
+    rows: A dict for each cell: its fields and results.
+    folder: Folder for the pictures.
+    axes: For each axis its field, or the fields that change together.
+    value: Name of the result to show.
+
+  Returns:
+    The files: `heat_map.png`, or `heat_map_0.png` and so on.
+
+  References:
+    Jain et al., `An Analysis of the Delayed Gradients Problem in Asynchronous
+    SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
+  """
+  if not any(value in row for row in rows):
+    return []
+  names = [_name_axis(fields) for fields in axes]
+  shown = [{**row, **_join_fields(row, axes)} for row in rows]
+  y, x, panels = (*names[:3], None, None)[:3]
+  if x is None:  # One axis: a map of one row.
+    x, y = y, ''
+    shown = [{**row, '': ''} for row in shown]
+  others = names[3:]
+  points = list(
+    itertools.product(
+      *(dict.fromkeys(row[name] for row in shown) for name in others)
+    )
+  )
+  paths = []
+  for number, point in enumerate(points):
+    chosen = [
+      row
+      for row in shown
+      if all(row[name] == at for name, at in zip(others, point, strict=True))
+    ]
+    if not chosen:
+      continue
+    name = f'heat_map_{number}.png' if len(points) > 1 else 'heat_map.png'
+    path = pathlib.Path(folder) / name
+    plot_heat_map(chosen, path, x=x, y=y, value=value, panels=panels)
+    paths.append(path)
+  return paths
 
 
 def collect_cells(
@@ -123,7 +178,7 @@ def collect_cells(
       continue
     panel = None if panels is None else _to_key(row[panels])
     key = panel, _to_key(row[y]), _to_key(row[x])
-    # 'nan' too: JSON has no other word for it.
+    # A text such as 'nan' too: JSON has no NaN.
     number = math.nan if found is None else float(found)
     numbers.setdefault(key, [])
     if math.isfinite(number):
@@ -156,14 +211,15 @@ def _list_values(rows: _Rows, name: str) -> list[Any]:
 
 
 def _to_key(value: Any) -> Any:
-  """A value that a dict can be asked for."""
+  """A value that can be the key of a dict."""
   if value is None or isinstance(value, (int, float)):
     return value
   return _formats.format_value(value)
 
 
 def _label(value: Any) -> str:
-  return f'{value:.4g}' if isinstance(value, float) else str(value)
+  text = f'{value:.4g}' if isinstance(value, float) else str(value)
+  return _formats.escape_math(text)
 
 
 def _make_shades(cells: Sequence[Cell], value: str) -> cm.ScalarMappable:
@@ -222,10 +278,28 @@ def _draw_cell(
       column + (0.36 if number else 0),
       row - (0.3 if number else 0),
       'x',
-      color=_curves.DIVERGED_COLOR,
+      color=_figures.DIVERGED_COLOR,
       markersize=4 if number else 8,
       markeredgewidth=2,
     )
   axes.text(
     column, row, number, ha='center', va='center', color=ink, fontsize=8
   )
+
+
+def _name_axis(fields: Sequence[str]) -> str:
+  """Label of an axis: a full path, if there is room for it."""
+  if len(fields) == 1:
+    return fields[0]
+  return ', '.join(field.rpartition('.')[2] for field in fields)
+
+
+def _join_fields(
+  row: dict[str, Any], axes: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+  """One value for each axis of fields that change together."""
+  return {
+    _name_axis(fields): ' '.join(str(row[field]) for field in fields)
+    for fields in axes
+    if len(fields) > 1
+  }

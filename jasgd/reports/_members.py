@@ -1,104 +1,316 @@
-"""Who came and went, and when the server was started again."""
+"""Which workers were there when: changes, absences, and a picture of them."""
 
-from typing import NamedTuple
+from collections.abc import Container
+import os
+from typing import Any, NamedTuple
 
+from matplotlib import axes as mpl_axes
+from matplotlib import figure as mpl_figure
+from matplotlib import lines as mpl_lines
 import numpy as np
 
 from jasgd import protocols
 from jasgd import traces
+from jasgd.reports import _figures
 
-_MAX_NAMED = 8  # As many as there is room for in a cell.
-# After one of these the run went on.
+_Kind = traces.Kind
+
+_MAX_NAMED = 8  # Workers that one cell of a table has room for.
+_MAX_ROWS = 32
+_PRESENT_COLOR = '#9db4d8'
+# After a gradient with one of these fates the run went on.
 _DECIDED = (
   protocols.Fate.APPLIED,
   protocols.Fate.DROPPED_LATE,
   protocols.Fate.DROPPED_STALE,
 )
+# What happened to a worker -> how that is drawn.
+_MARKS: dict[str, dict[str, Any]] = {
+  'gradient dropped': {'marker': '|', 'color': '#dd8452', 'markersize': 8},
+  'message lost': {'marker': '|', 'color': '#8172b3', 'markersize': 8},
+  'came': {'marker': '>', 'color': 'black', 'markersize': 6},
+  'left or lost': {'marker': 'X', 'color': '#c44e52', 'markersize': 8},
+}
 
 
 class Changes(NamedTuple):
-  """Records of what changed while a run went on."""
+  """Records of workers that came and went while a run went on, by time."""
 
-  came: np.ndarray  # Joins after the first gradient was begun.
-  left: np.ndarray  # Leaves before the end: learners that were lost, too.
-
-
-def find_changes(trace: traces.Trace) -> Changes:
-  """Who came and who went, of what stands."""
-  records = np.asarray(trace.records)[~trace.is_void]
-  kinds = records['kind']
-  came = records[kinds == traces.Kind.JOIN]
-  origin = find_origin(trace)
-  is_going = (kinds == traces.Kind.END) | (
-    (kinds == traces.Kind.GRADIENT) & np.isin(records['fate'], _DECIDED)
-  )
-  # The last sign, in each incarnation, that it went on until then. When a run
-  # is over or interrupted, learners leave too, and that is no loss.
-  last = {
-    int(records['incarnation'][index]): index
-    for index in np.flatnonzero(is_going).tolist()
-  }
-  left = [
-    index
-    for index in np.flatnonzero(kinds == traces.Kind.LEAVE).tolist()
-    if index < last.get(int(records['incarnation'][index]), -1)
-  ]
-  return Changes(came[came['arrive_time'] > origin], records[left])
-
-
-def find_origin(trace: traces.Trace) -> float:
-  """When the first gradient was begun; 0 if that is not known."""
-  origin = np.fmin.reduce(trace.start_time, initial=np.inf)
-  return float(origin) if np.isfinite(origin) else 0.0
-
-
-def list_changes(trace: traces.Trace) -> dict[str, str]:
-  """Rows of a table on who came and went; none if nobody did."""
-  changes = find_changes(trace)
-  rows = {
-    'learners that left or were lost': changes.left,
-    'learners that came later, or again': changes.came,
-  }
-  cells = {name: _say(rows[name]) for name in rows if len(rows[name])}
-  last = int(trace.records['incarnation'].max(initial=0))
-  if last:
-    cells['incarnations of the server'] = f'{last + 1:,}'
-  return cells
-
-
-def _say(records: np.ndarray) -> str:
-  """How many, and who when."""
-  named = ', '.join(
-    f'{record["learner"]} at clock {record["arrive_clock"]:,}'
-    for record in records[:_MAX_NAMED]
-  )
-  rest = ', ...' if len(records) > _MAX_NAMED else ''
-  return f'{len(records):,} (learner {named}{rest})'
+  came: np.ndarray  # Later than the first gradient, or again.
+  left: np.ndarray  # Before the end: workers that were lost, too.
 
 
 class Span(NamedTuple):
-  """A learner was there from one time to another, in the server's seconds."""
+  """Time from `start` to `end` of a worker, in seconds of the trace."""
 
-  learner: int
+  worker: int
   start: float
   end: float
 
 
+class _Members(NamedTuple):
+  """The records that tell who is there, worker by worker."""
+
+  records: np.ndarray
+  is_departure: np.ndarray  # The worker's last record before it was away.
+  is_return: np.ndarray  # The worker's first record after that.
+
+
+def is_real(trace: traces.Trace) -> bool:
+  """Whether real processes recorded a trace; otherwise it is simulated."""
+  return 'num_present' in trace.header or bool(trace.header.get('is_recorded'))
+
+
+def find_origin(trace: traces.Trace) -> float:
+  """The time at which the first gradient was begun; 0 if it is not known."""
+  origin = np.fmin.reduce(trace.start_time, initial=np.inf)
+  return float(origin) if np.isfinite(origin) else 0.0
+
+
+def find_changes(trace: traces.Trace) -> Changes:
+  """Finds the workers that came and went while the run went on.
+
+  When a run is over or interrupted, all learners leave; that is no loss.
+  """
+  members = _find_members(trace)
+  came = members.records[members.is_return]
+  left = members.records[members.is_departure]
+  if trace.has_server:
+    came = came[came['end_time'] > find_origin(trace)]
+    is_before = left['end_time'] < _find_last_signs(trace, left['incarnation'])
+    left = left[is_before]
+  return Changes(*(part[np.argsort(part['end_time'])] for part in (came, left)))
+
+
+def list_changes(trace: traces.Trace) -> dict[str, str]:
+  """Cells of a table on workers that came and went, by names of rows."""
+  changes = find_changes(trace)
+  noun = name_worker(trace.has_server)
+  cells = {
+    f'{noun}s that left or were lost': _say(trace, changes.left),
+    f'{noun}s that came later, or again': _say(trace, changes.came),
+  }
+  cells = {name: cell for name, cell in cells.items() if cell}
+  server = trace.records[trace.records['replica'] == traces.SERVER]
+  last = int(server['incarnation'].max(initial=0))
+  if last:
+    owner = 'server' if trace.has_server else 'centre'
+    cells[f'incarnations of the {owner}'] = f'{last + 1:,}'
+  return cells
+
+
+def name_worker(*has_server: bool) -> str:
+  """What to call the workers of some runs: learners, nodes, or workers."""
+  if all(has_server):
+    return 'learner'
+  return 'worker' if any(has_server) else 'node'
+
+
+def list_absences(trace: traces.Trace) -> list[Span]:
+  """When workers were away; until infinity if they never came back."""
+  records, is_departure, is_return = _find_members(trace)
+  workers = _get_workers(trace, records)
+  returns = np.flatnonzero(is_return)
+  absences = []
+  for index in np.flatnonzero(is_departure).tolist():
+    worker, end = int(workers[index]), np.inf
+    following = returns[np.searchsorted(returns, index + 1) :][:1]
+    if len(following) and workers[following[0]] == worker:
+      end = float(records['end_time'][following[0]])
+    absences.append(Span(worker, float(records['end_time'][index]), end))
+  return absences
+
+
 def list_spans(trace: traces.Trace) -> list[Span]:
-  """When each learner was there."""
-  records = np.asarray(trace.records)[~trace.is_void]
-  num_learners = traces.statistics.count_learners(trace)
-  num_present = int(trace.header.get('num_present', num_learners))
+  """When workers were there, by worker and time."""
   origin = find_origin(trace)
-  since = dict.fromkeys(range(min(num_present, num_learners)), origin)
+  num_first = 0
+  if trace.has_server:  # Others join.
+    num_first = int(trace.header.get('num_present', trace.num_workers))
+  since = dict.fromkeys(range(num_first), origin)
+  records = _find_members(trace).records
+  workers, first = np.unique(_get_workers(trace, records), return_index=True)
+  times = records['end_time' if trace.has_server else 'start_time'][first]
+  since = dict(zip(workers.tolist(), times.tolist(), strict=True)) | since
+  end = float(np.fmax.reduce(trace.records['end_time'], initial=origin))
   spans = []
-  is_member = np.isin(records['kind'], (traces.Kind.JOIN, traces.Kind.LEAVE))
-  for record in records[is_member]:
-    learner, time = int(record['learner']), float(record['arrive_time'])
-    if record['kind'] == traces.Kind.JOIN:
-      since.setdefault(learner, time)
-    elif learner in since:
-      spans.append(Span(learner, since.pop(learner), time))
-  end = np.fmax.reduce(records['arrive_time'], initial=origin)
-  spans += [Span(learner, start, end) for learner, start in since.items()]
+  for absence in list_absences(trace):
+    if absence.worker in since:
+      spans.append(
+        Span(absence.worker, since.pop(absence.worker), absence.start)
+      )
+    if absence.end < np.inf:
+      since[absence.worker] = absence.end
+  spans += [Span(worker, start, end) for worker, start in since.items()]
   return sorted(spans)
+
+
+def plot_members(
+  trace: traces.Trace, path: str | os.PathLike[str] | None = None
+) -> mpl_figure.Figure:
+  """Draws who was there, who came and went, and the server's restarts.
+
+  Args:
+    trace: The trace to draw.
+    path: The file to write, if any; its suffix chooses the format.
+
+  Returns:
+    The picture. Its time counts from the first gradient.
+  """
+  num_rows = min(_MAX_ROWS, trace.num_workers)
+  figure = _figures.make_figure(1.4 + 0.25 * num_rows)
+  axes = figure.subplots()
+  origin = find_origin(trace)
+  spans = [span for span in list_spans(trace) if span.worker < num_rows]
+  axes.hlines(
+    [span.worker for span in spans],
+    [span.start - origin for span in spans],
+    [span.end - origin for span in spans],
+    color=_PRESENT_COLOR,
+    linewidth=6,
+    label='there',
+    capstyle='butt',
+  )
+  _draw_server(axes, trace, origin)
+  draw_marks(axes, trace, num_rows)
+  axes.set_ylim(max(1, num_rows) - 0.5, -0.5)
+  noun = name_worker(trace.has_server)
+  _figures.set_axes(axes, 'time (s)', noun, whole='y')
+  _figures.add_legend(figure, loc='outside upper right', ncols=7, fontsize=8)
+  return _figures.save(figure, path)
+
+
+def draw_marks(
+  axes: mpl_axes.Axes,
+  trace: traces.Trace,
+  num_rows: int,
+  labels: Container[str] = tuple(_MARKS),
+  window: tuple[float, float] = (-np.inf, np.inf),
+) -> list[mpl_lines.Line2D]:
+  """Marks who came and went, and what was lost; returns the marks drawn."""
+  changes = find_changes(trace)
+  pushes = trace.of_kind(_Kind.PUSH)
+  # A gradient that arrives after the end is dropped as it should be.
+  is_dropped = (pushes['fate'] > protocols.Fate.PENDING) & (
+    pushes['fate'] != protocols.Fate.AFTER_END
+  )
+  lost = trace.of_kind(_Kind.LOST)
+  drawn = []
+  for (label, style), records in zip(
+    _MARKS.items(),
+    (pushes[is_dropped], lost, changes.came, changes.left),
+    strict=True,
+  ):
+    times = records['end_time'] - find_origin(trace)
+    workers = _get_workers(trace, records)
+    is_seen = (times >= window[0]) & (times <= window[1]) & (workers < num_rows)
+    if label in labels and np.any(is_seen):
+      (line,) = axes.plot(
+        times[is_seen], workers[is_seen], linestyle='', label=label, **style
+      )
+      drawn.append(line)
+  return drawn
+
+
+def _draw_server(
+  axes: mpl_axes.Axes, trace: traces.Trace, origin: float
+) -> None:
+  """Lines for restarts and for the end of a server or centre."""
+  owner = 'server' if trace.has_server else 'centre'
+  for label, kind, style in (
+    (f'{owner} restarted', _Kind.RESTART, '-'),
+    ('end', _Kind.END, '--'),
+  ):
+    records = trace.of_kind(kind)
+    times = records['end_time'][records['replica'] == traces.SERVER] - origin
+    if len(times):
+      style = {'linestyle': style, 'linewidth': 1.2, 'label': label}
+      _figures.draw_times(axes, times, **style)
+
+
+def _get_workers(trace: traces.Trace, records: np.ndarray) -> np.ndarray:
+  """The worker of each record: a node is the owner of a replica."""
+  return records['worker' if trace.has_server else 'replica']
+
+
+def _say(trace: traces.Trace, records: np.ndarray) -> str:
+  """How many workers, which, and when; '' if there are none."""
+  if not len(records):
+    return ''
+  unit, field = ('clock', 'version') if trace.has_server else ('step', 'step')
+  named = ', '.join(
+    f'{worker} at {unit} {when:,}'
+    for worker, when in zip(
+      _get_workers(trace, records[:_MAX_NAMED]).tolist(),
+      records[field][:_MAX_NAMED].tolist(),
+      strict=True,
+    )
+  )
+  rest = ', ...' if len(records) > _MAX_NAMED else ''
+  noun = name_worker(trace.has_server)
+  return f'{len(records):,} ({noun} {named}{rest})'
+
+
+def _find_last_signs(
+  trace: traces.Trace, incarnations: np.ndarray
+) -> np.ndarray:
+  """When the run was last seen to go on, in each of some incarnations."""
+  records = np.asarray(trace.records)[~trace.is_void]
+  is_sign = (records['kind'] == _Kind.END) | (
+    (records['kind'] == _Kind.PUSH) & np.isin(records['fate'], _DECIDED)
+  )
+  signs = records[is_sign]
+  # Records of an incarnation follow each other: the last one wins.
+  last = dict(
+    zip(signs['incarnation'].tolist(), signs['end_time'].tolist(), strict=True)
+  )
+  return np.array([last.get(each, -np.inf) for each in incarnations.tolist()])
+
+
+def _find_members(trace: traces.Trace) -> _Members:
+  """Finds departures and returns in the records, worker by worker.
+
+  A server records who comes and goes. A simulated node records its own death. A
+  real node cannot: it was away if its records go on with a return, or have
+  stopped, without an END before.
+  """
+  if trace.has_server:
+    records = trace.of_kind(_Kind.JOIN, _Kind.LEAVE)
+    records = records[np.argsort(records['worker'], kind='stable')]
+    is_departure = records['kind'] == _Kind.LEAVE
+    return _Members(records, is_departure, records['kind'] == _Kind.JOIN)
+  records = np.asarray(trace.records)
+  # A LOST may be in the file of its receiver.
+  is_own = (records['replica'] >= 0) & (records['kind'] != _Kind.LOST)
+  records = records[is_own]
+  records = records[np.argsort(records['replica'], kind='stable')]
+  kind, node = records['kind'], records['replica']
+  is_first = np.diff(node, prepend=-1) != 0
+  is_back = np.isin(kind, (_Kind.JOIN, _Kind.RESTART))
+  is_departure = kind == _Kind.LEAVE
+  if is_real(trace):
+    is_silent = _find_silent(trace, records, is_first)
+    is_silent[:-1] |= is_back[1:] & ~is_first[1:]
+    is_departure |= is_silent & (kind != _Kind.END)
+  is_late = is_first & (kind == _Kind.JOIN)
+  # A RESTART without a departure before it is of an all-reduce: all of its
+  # nodes go back to a checkpoint when one of them dies.
+  is_return = np.zeros(len(records), bool)
+  is_return[1:] = is_departure[:-1] & ~is_first[1:] & is_back[1:]
+  return _Members(records, is_departure, is_return | is_late)
+
+
+def _find_silent(
+  trace: traces.Trace, records: np.ndarray, is_first: np.ndarray
+) -> np.ndarray:
+  """Whether each record of a real node is its last, and the node is dead.
+
+  A node may be alive if the others went on for no longer than it ever took.
+  """
+  node, times = records['replica'], records['end_time']
+  gaps = np.where(is_first, 0.0, np.diff(times, prepend=times[:1]))
+  longest = np.zeros(trace.num_workers)
+  np.fmax.at(longest, node, gaps)
+  end = np.fmax.reduce(times, initial=-np.inf)
+  is_last = np.append(is_first[1:], np.ones(min(1, len(node)), bool))
+  return is_last & (end - times > longest[node])

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 import html
 import pathlib
 import re
-from typing import NamedTuple
 
-from jasgd.reports import _tables
+from jasgd.reports import _formats
 
-# Pictures are inverted for dark eyes, and hues turned back to what they were.
+# A dark page inverts pictures, and turns hues back to what they were.
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1f2328;
   --soft: #656d76; --line: #d8dee4; --mark: #fff4ce; --stripe: #f6f8fa;
@@ -46,55 +45,48 @@ summary { cursor: pointer; font-size: 1.2rem; font-weight: 600;
 """
 
 
-class Picture(NamedTuple):
-  """A PNG, and what is to be seen in it."""
-
-  path: pathlib.Path
-  caption: str
-
-
 def make_page(title: str, parts: Iterable[str]) -> str:
-  """The whole page from parts that are HTML already."""
+  """The whole page, from parts that are HTML."""
   body = '\n'.join(parts)
   return (
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f'<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n'
-    f'<body>\n<h1>{html.escape(title)}</h1>\n{body}\n</body>\n</html>\n'
+    f'<title>{_escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n'
+    f'<body>\n<h1>{_escape(title)}</h1>\n{body}\n</body>\n</html>\n'
   )
 
 
 def make_paragraph(text: str, label: str = '', is_bad: bool = False) -> str:
   """A paragraph, under its own small heading if there is a label."""
-  heading = f'<h3>{html.escape(label)}</h3>\n' if label else ''
+  heading = f'<h3>{_escape(label)}</h3>\n' if label else ''
   style = ' class="bad"' if is_bad else ''
-  return f'{heading}<p{style}>{html.escape(text)}</p>'
+  return f'{heading}<p{style}>{_escape(text)}</p>'
 
 
 def make_section(title: str, parts: Sequence[str]) -> str:
-  """A heading with what belongs under it; nothing if that is nothing."""
+  """A heading with its parts; '' if there are none."""
   if not parts:
     return ''
-  return '\n'.join([f'<h2>{html.escape(title)}</h2>', *parts])
+  return '\n'.join([f'<h2>{_escape(title)}</h2>', *parts])
 
 
-def make_figure(picture: Picture) -> str:
-  """A picture, within the page itself."""
-  data = base64.b64encode(picture.path.read_bytes()).decode()
-  caption = html.escape(picture.caption)
+def make_figure(path: pathlib.Path, caption: str) -> str:
+  """A PNG with its caption, within the page itself."""
+  data = base64.b64encode(path.read_bytes()).decode()
+  caption = _escape(caption)
   return (
     f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
     f'<figcaption>{caption}</figcaption></figure>'
   )
 
 
-def make_table(table: _tables.Table) -> str:
+def make_table(table: _formats.Table) -> str:
   """A table that scrolls by itself where the screen is narrow."""
   head = ''.join(
     f'<th scope="col">{_break(cell)}</th>' for cell in table.header
   )
   rows = '\n'.join(_make_row(row, row[0] in table.marked) for row in table.rows)
-  note = html.escape(table.note)
+  note = _escape(table.note)
   return (
     f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
     f'<tbody>\n{rows}\n</tbody>\n</table></div>'
@@ -102,16 +94,25 @@ def make_table(table: _tables.Table) -> str:
   )
 
 
-def make_details(table: _tables.Table) -> str:
-  """A table that is opened when somebody wants to see it."""
+def make_details(table: _formats.Table) -> str:
+  """A table that is folded until a reader opens it."""
   return (
-    f'<details>\n<summary>{html.escape(table.title)}</summary>\n'
+    f'<details>\n<summary>{_escape(table.title)}</summary>\n'
     f'{make_table(table)}\n</details>'
   )
 
 
+def _escape(text: str) -> str:
+  """Text for HTML, with spaces in place of control characters.
+
+  All texts go through here: some come from files, or over a network.
+  """
+  printable = (letter if letter.isprintable() else ' ' for letter in text)
+  return html.escape(''.join(printable))
+
+
 def _make_row(row: tuple[str, ...], is_marked: bool) -> str:
-  name, *cells = map(html.escape, row)
+  name, *cells = map(_escape, row)
   mark, style = ('≠ ', ' class="differs"') if is_marked else ('', '')
   return (
     f'<tr{style}><th scope="row">{mark}{name}</th>'
@@ -121,5 +122,5 @@ def _make_row(row: tuple[str, ...], is_marked: bool) -> str:
 
 
 def _break(text: str) -> str:
-  """Escaped, with places where a long label may go on in the next line."""
-  return re.sub(r'([.=/])', r'\1<wbr>', html.escape(text))
+  """Escaped text, with places where a long label may be broken."""
+  return re.sub(r'([.=/])', r'\1<wbr>', _escape(text))

@@ -6,22 +6,17 @@ import pathlib
 
 from matplotlib import figure as mpl_figure
 
-from jasgd import traces
 from jasgd.reports import _curves
-from jasgd.reports import _fate_tables
-from jasgd.reports import _histograms
-from jasgd.reports import _labels
-from jasgd.reports import _member_pictures
-from jasgd.reports import _node_pictures
-from jasgd.reports import _node_rates
-from jasgd.reports import _node_traffic
+from jasgd.reports import _formats
+from jasgd.reports import _members
 from jasgd.reports import _page
-from jasgd.reports import _pictures
-from jasgd.reports import _prediction_tables
+from jasgd.reports import _predictions
+from jasgd.reports import _results
 from jasgd.reports import _runs
-from jasgd.reports import _shares
-from jasgd.reports import _tables
+from jasgd.reports import _staleness
+from jasgd.reports import _timeline
 from jasgd.reports import _words
+from jasgd.reports import _workers
 
 _Path = str | os.PathLike[str]
 
@@ -33,16 +28,16 @@ def write_report(
 ) -> pathlib.Path:
   """Writes a page that shows what runs did, and how they ended.
 
-  The page is one file of HTML with everything in it. The pictures lie beside it
-  as PNGs too, in a folder of the page's name without its ending. A run that is
-  not finished, or has lost files, gets a report of what is there.
+  The page is one file of HTML with everything in it. The pictures are also
+  written as PNGs, into a folder with the page's name without its suffix. A run
+  that is not finished, or has lost files, gets a report of what is there.
 
   Args:
     workdirs: The folder of a run, or those of several to compare.
     path: The page to write, which ends in '.html'; None: `report.html` in the
       workdir, if there is only one.
-    title: What stands on top; None: the name of the folder, or how many runs
-      there are.
+    title: Heading of the page; None: the name of the folder, or the number of
+      runs.
 
   Returns:
     The path of the page.
@@ -57,36 +52,22 @@ def write_report(
     >>> import jasgd
     >>> from jasgd import protocols, reports
     >>> trace = jasgd.simulate(
-    ...     protocols.softsync(2), num_learners=4, num_gradients=100)
+    ...     protocols.softsync(2), num_workers=4, num_gradients=100)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...   trace.save(pathlib.Path(folder, 'trace'))
     ...   page = reports.write_report(folder)
     ...   print(page.name, '50 updates' in page.read_text())
     ...   print(*sorted(file.name for file in page.with_suffix('').iterdir()))
     report.html True
-    learners.png staleness.png timeline.png
+    rates.png staleness.png timeline.png workers.png
   """
   roots = _list_roots(workdirs)
   page = _choose_page(roots, path)
-  runs = [_runs.read_run(root) for root in roots]
-  labels = _labels.name_runs(runs)
+  runs = _runs.read_runs(roots)
   if title is None:
-    title = labels[0] if len(runs) == 1 else f'{len(runs)} runs side by side'
-  folder = page.with_suffix('')
-  folder.mkdir(parents=True, exist_ok=True)
-  parts = [
-    *_tell(runs, labels),
-    *_show_results(runs, labels),
-    _page.make_section('Curves', _show_curves(runs, labels, folder)),
-    _page.make_section(
-      'Ages' if all(run.is_of_nodes for run in runs) else 'Staleness',
-      _show_staleness(runs, labels, folder),
-    ),
-    _page.make_section('Timeline', _show_timelines(runs, labels, folder)),
-    *_show_learners(runs, labels, folder),
-    *_show_settings(runs, labels),
-  ]
-  page.write_text(_page.make_page(title, filter(None, parts)), encoding='utf-8')
+    title = f'{len(runs)} runs side by side' if len(runs) > 1 else runs[0].label
+  report = _Report(runs, page.with_suffix(''))
+  page.write_text(_page.make_page(title, report.make_parts()), encoding='utf-8')
   return page
 
 
@@ -119,182 +100,177 @@ def _choose_page(
   return page
 
 
-def _tell(runs: Sequence[_runs.Run], labels: Sequence[str]) -> list[str]:
-  return [
-    _page.make_paragraph(
-      _words.tell_run(run),
-      label if len(runs) > 1 else '',
-      is_bad=run.diverged_at is not None,
+class _Report:
+  """The parts of a page on some runs.
+
+  Args:
+    runs: The runs.
+    folder: Folder for the pictures; made if it is not there.
+  """
+
+  def __init__(self, runs: Sequence[_runs.Run], folder: pathlib.Path) -> None:
+    self._runs = runs
+    self._folder = folder
+    folder.mkdir(parents=True, exist_ok=True)
+
+  def make_parts(self) -> list[str]:
+    """The parts of the page in their order, as HTML."""
+    runs = self._runs
+    has_server = [run.has_server for run in runs]
+    workers = f'{_members.name_worker(*has_server).capitalize()}s'
+    parts = [
+      *map(self._tell, runs),
+      *self._list_tables(_results.make_results(runs)),
+      *self._list_tables(_results.make_fates(runs)),
+      _page.make_section('Curves', self._show_curves()),
+      _page.make_section(
+        'Staleness' if any(has_server) else 'Ages', self._show_ages()
+      ),
+      _page.make_section('Timeline', self._show_timelines()),
+      _page.make_section(workers, self._show_workers()),
+      *self._show_details(),
+      *self._list_tables(_results.make_settings(runs)),
+    ]
+    provenance = _results.make_provenance(runs)
+    if provenance is not None:
+      parts.append(_page.make_details(provenance))
+    return [part for part in parts if part]
+
+  def _tell(self, run: _runs.Run) -> str:
+    is_bad = run.diverged_at is not None
+    return _page.make_paragraph(
+      _words.tell_run(run), self._get_label(run), is_bad=is_bad
     )
-    for run, label in zip(runs, labels, strict=True)
-  ]
 
+  def _show_curves(self) -> list[str]:
+    caption = 'How training went, against epochs and time.'
+    return self._save(_curves.draw_curves(self._runs), 'curves', caption)
 
-def _show_results(
-  runs: Sequence[_runs.Run], labels: Sequence[str]
-) -> list[str]:
-  tables = (
-    _tables.make_results(runs, labels),
-    _fate_tables.make_fates(runs, labels),
-  )
-  return [
-    _page.make_section(table.title, [_page.make_table(table)])
-    for table in tables
-    if table is not None
-  ]
-
-
-def _show_settings(
-  runs: Sequence[_runs.Run], labels: Sequence[str]
-) -> list[str]:
-  settings = _tables.make_settings(runs, labels)
-  provenance = _tables.make_provenance(runs, labels)
-  parts = []
-  if settings is not None:
-    table = _page.make_table(settings)
-    parts.append(_page.make_section(settings.title, [table]))
-  if provenance is not None:
-    parts.append(_page.make_details(provenance))
-  return parts
-
-
-def _show_curves(
-  runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
-) -> list[str]:
-  figure = _curves.draw_curves(runs, labels)
-  caption = 'How training went, against epochs and time.'
-  return _save(figure, folder / 'curves.png', caption)
-
-
-def _show_staleness(
-  runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
-) -> list[str]:
-  parts = []
-  caption = 'How many updates old the weights of gradients were.'
-  server_runs = [
-    (run.trace, run.prediction, label)
-    for run, label in zip(runs, labels, strict=True)
-    if isinstance(run.trace, traces.Trace) and run.trace.num_gradients
-  ]
-  if len(server_runs) == 1:
-    trace, prediction, _ = server_runs[0]
-    predicted = prediction.traces if prediction else ()
-    caption += ' The line is what was predicted.' if predicted else ''
-    _pictures.plot_staleness(trace, folder / 'staleness.png', predicted)
-  elif server_runs:
-    labelled = [(trace, label) for trace, _, label in server_runs]
-    _histograms.plot_histograms(labelled, folder / 'staleness.png')
-  if server_runs:
-    parts += [_embed(folder / 'staleness.png', caption)]
-  for run, label in zip(runs, labels, strict=True):
-    parts += _show_prediction(run, label, len(runs))
-  for number, (run, label) in enumerate(zip(runs, labels, strict=True), 1):
-    has_ages = run.node_summary and len(run.node_summary.age.values)
-    if isinstance(run.trace, traces.NodeTrace) and has_ages:
-      path = folder / _name('ages', number, len(runs))
-      _node_pictures.plot_ages(run.trace, path)
-      caption = 'How old what nodes mixed in was, and how far behind.'
-      parts.append(_embed(path, _add_label(caption, label, len(runs))))
-  return parts
-
-
-def _show_prediction(run: _runs.Run, label: str, num_runs: int) -> list[str]:
-  """A real run beside what the simulator says about it."""
-  words = _words.tell_prediction(run)
-  title = 'Measured and predicted' + (f': {label}' if num_runs > 1 else '')
-  table = _prediction_tables.make_prediction(run, title)
-  parts = [_page.make_paragraph(words, label if num_runs > 1 else '')]
-  if table is not None:
-    parts.append(_page.make_section(table.title, [_page.make_table(table)]))
-  return parts if words else []
-
-
-def _show_timelines(
-  runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
-) -> list[str]:
-  parts = []
-  for number, (run, label) in enumerate(zip(runs, labels, strict=True), 1):
-    path = folder / _name('timeline', number, len(runs))
-    if isinstance(run.trace, traces.NodeTrace) and len(run.trace):
-      _node_pictures.plot_node_timeline(run.trace, path)
-      when = 'once all had compiled' if run.is_real else 'at the start'
-      caption = f'Who computed and who waited for mixes, {when}.'
-    elif isinstance(run.trace, traces.Trace) and run.trace.num_gradients:
-      _pictures.plot_timeline(run.trace, path)
-      when = 'once all had compiled' if run.is_real else 'at the start'
-      caption = (
-        f'Who computed, communicated and waited, {when}; a line is an update.'
+  def _show_ages(self) -> list[str]:
+    """Staleness of gradients with its prediction, and ages of mixes."""
+    parts = []
+    known = [run for run in self._runs if run.trace and run.trace.num_gradients]
+    server_runs = [run for run in known if run.has_server]
+    caption = 'How many updates old the weights of gradients were.'
+    if len(server_runs) == 1 and server_runs[0].trace:
+      prediction = server_runs[0].prediction
+      predicted = prediction.traces if prediction else ()
+      caption += ' The line is the prediction.' if predicted else ''
+      figure = _staleness.plot_staleness(
+        server_runs[0].trace, predicted=predicted
       )
-    else:
-      continue
-    parts.append(_embed(path, _add_label(caption, label, len(runs))))
-    if isinstance(run.trace, traces.Trace) and run.is_real:
-      path = folder / _name('members', number, len(runs))
-      _member_pictures.plot_members(run.trace, path)
-      caption = 'Who was there, who came and went, over the whole run.'
-      parts.append(_embed(path, _add_label(caption, label, len(runs))))
-  return parts
+      parts += self._save(figure, 'staleness', caption)
+    elif server_runs:
+      figure = _staleness.draw_several(
+        [
+          (run.trace, _formats.escape_math(run.label))
+          for run in server_runs
+          if run.trace
+        ]
+      )
+      parts += self._save(figure, 'staleness', caption)
+    for run in self._runs:
+      parts += self._show_prediction(run)
+    for run in known:
+      if run.trace and run.summary and run.summary.age.count:
+        figure = _staleness.plot_ages(run.trace)
+        caption = 'How old the weights were that nodes mixed in, and how far '
+        parts += self._save(figure, 'ages', f'{caption}behind.', run)
+    return parts
 
+  def _show_prediction(self, run: _runs.Run) -> list[str]:
+    """A real run beside the simulator's prediction."""
+    label = self._get_label(run)
+    if run.prediction is None or run.summary is None:
+      problem = run.prediction_problem
+      words = f'There is no prediction: {problem}'
+      return [_page.make_paragraph(words, label)] if problem else []
+    words = _predictions.tell_prediction(
+      run.prediction, run.summary.staleness.mean
+    )
+    title = self._add_label('Measured and predicted', run)
+    table = _predictions.make_table(run.prediction, title)
+    return [_page.make_paragraph(words, label), *self._list_tables(table)]
 
-def _show_learners(
-  runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
-) -> list[str]:
-  figure = _shares.draw_learners(runs, labels)
-  caption = (
-    "Each one's share of the work (dashed: equal shares), and what it spent "
-    'its time on.'
-  )
-  parts = _save(figure, folder / 'learners.png', caption)
-  parts += _show_rates(runs, labels, folder)
-  details = []
-  for run, label in zip(runs, labels, strict=True):
-    noun = 'nodes' if run.node_summary else 'learners'
-    title = f'Table of {noun}' + (f': {label}' if len(runs) > 1 else '')
-    table = _tables.make_learners(run, title)
-    if table is not None:
-      details.append(_page.make_details(table))
-  is_server = any(run.summary is not None for run in runs)
-  heading = 'Learners' if is_server else 'Nodes'
-  return [_page.make_section(heading, parts), *details]
+  def _show_timelines(self) -> list[str]:
+    parts = []
+    for run in self._runs:
+      if not run.trace or not run.trace.num_gradients:
+        continue
+      when = 'once all had compiled' if run.is_real else 'at the start'
+      what, mark = (
+        ('computed, communicated and waited', 'a line is an update')
+        if run.has_server
+        else ('computed and who waited for mixes', 'a dot is a mix')
+      )
+      parts += self._save(
+        _timeline.plot_timeline(run.trace),
+        'timeline',
+        f'Who {what}, {when}; {mark}.',
+        run,
+      )
+      if run.is_real:
+        parts += self._save(
+          _members.plot_members(run.trace),
+          'members',
+          'Who was there, who came and went, over the whole run.',
+          run,
+        )
+    return parts
 
+  def _show_workers(self) -> list[str]:
+    runs = self._runs
+    return [
+      *self._save(
+        _workers.draw_workers(runs),
+        'workers',
+        "Each one's share of the work (dashed: equal shares), and the use of "
+        'its time.',
+      ),
+      *self._save(
+        _workers.draw_rates(runs),
+        'rates',
+        'Gradients per second of each one, from its first to its last.',
+      ),
+      *self._list_tables(_workers.make_rates(runs)),
+      *self._list_tables(_workers.make_traffic(runs)),
+    ]
 
-def _show_rates(
-  runs: Sequence[_runs.Run], labels: Sequence[str], folder: pathlib.Path
-) -> list[str]:
-  """How fast nodes stepped, and what they sent."""
-  parts = _save(
-    _node_rates.draw_rates(runs, labels),
-    folder / 'rates.png',
-    'Steps per second of each node, from its first step to its last.',
-  )
-  tables = (
-    _node_rates.make_rates(runs, labels),
-    _node_traffic.make_traffic(runs, labels),
-  )
-  return parts + [
-    _page.make_section(table.title, [_page.make_table(table)])
-    for table in tables
-    if table is not None
-  ]
+  def _show_details(self) -> list[str]:
+    """The tables of workers, folded."""
+    tables = [
+      _workers.make_workers(
+        run, self._add_label(f'Table of {run.worker}s', run)
+      )
+      for run in self._runs
+    ]
+    return [_page.make_details(table) for table in tables if table is not None]
 
+  def _list_tables(self, table: _formats.Table | None) -> list[str]:
+    """A section with a table, if there is one."""
+    if table is None:
+      return []
+    return [_page.make_section(table.title, [_page.make_table(table)])]
 
-def _save(
-  figure: mpl_figure.Figure | None, path: pathlib.Path, caption: str
-) -> list[str]:
-  """Writes a picture, if there is one, and gives the part of the page."""
-  if figure is None:
-    return []
-  figure.savefig(path, dpi=120)
-  return [_embed(path, caption)]
+  def _save(
+    self,
+    figure: mpl_figure.Figure | None,
+    name: str,
+    caption: str,
+    run: _runs.Run | None = None,
+  ) -> list[str]:
+    """Writes a picture, of one run or of all, and makes its part of a page."""
+    if figure is None:
+      return []
+    if run is not None and len(self._runs) > 1:
+      name = f'{name}-{self._runs.index(run) + 1}'
+      caption = f'{run.label}: {caption}'
+    path = self._folder / f'{name}.png'
+    figure.savefig(path, dpi=120)
+    return [_page.make_figure(path, caption)]
 
+  def _get_label(self, run: _runs.Run) -> str:
+    return run.label if len(self._runs) > 1 else ''
 
-def _embed(path: pathlib.Path, caption: str) -> str:
-  return _page.make_figure(_page.Picture(path, caption))
-
-
-def _name(what: str, number: int, num_runs: int) -> str:
-  return f'{what}.png' if num_runs == 1 else f'{what}-{number}.png'
-
-
-def _add_label(caption: str, label: str, num_runs: int) -> str:
-  return caption if num_runs == 1 else f'{label}: {caption}'
+  def _add_label(self, text: str, run: _runs.Run) -> str:
+    return f'{text}: {run.label}' if len(self._runs) > 1 else text

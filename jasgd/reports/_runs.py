@@ -1,5 +1,6 @@
-"""What a run has left in its workdir, as far as it is there."""
+"""A run as it can be read from its workdir, as far as its files are there."""
 
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -13,8 +14,16 @@ import numpy as np
 from jasgd import traces
 from jasgd import workdir
 from jasgd.reports import _formats
+from jasgd.reports import _members
 from jasgd.reports import _predictions
-from jasgd.reports import _run_metrics
+
+_Path = str | os.PathLike[str]
+
+# Keys of a header that are not provenance: other parts of a page show them.
+_SHOWN_KEYS = ('config', 'in_flight', 'description', 'strategy')
+# A label has room for so many settings, and for so many letters of each.
+_MAX_SETTINGS = 3
+_MAX_LETTERS = 24
 
 
 class Point(NamedTuple):
@@ -30,80 +39,71 @@ class Run:
   """A run as it can be read from its workdir."""
 
   root: pathlib.Path
+  label: str = ''  # Name of the run, beside others.
   config: dict[str, Any]  # By full path, such as optimizer.rate.
   provenance: dict[str, Any]  # Likewise, without the config.
-  trace: traces.Trace | traces.NodeTrace | None
+  trace: traces.Trace | None
+  summary: traces.Summary | None  # Of the trace.
   metrics: dict[str, np.ndarray]  # Columns; 'clock' is always there.
-  # Metric -> the last row that has it. (A column has NaN for what is NaN and
-  # for what a clock does not have.)
+  # Metric -> the last row that has it. (A column has NaN for a value that is
+  # NaN, and for one that is missing.)
   last_rows: dict[str, int]
   diverged_at: int | None  # The first clock with a loss that is not finite.
-  problems: tuple[str, ...]  # What is missing or damaged, in sentences.
-  end_reason: str = ''  # What a real run that is over said, if it did.
+  problems: tuple[str, ...]  # Sentences on files that are missing or damaged.
+  end_reason: str = ''  # Reason that a real run gave for its end.
   has_result: bool = False
 
-  @functools.cached_property
-  def summary(self) -> traces.Summary | None:
-    """Of the trace, if there is a server."""
-    if isinstance(self.trace, traces.Trace):
-      return traces.summarize(self.trace)
-    return None
-
-  @functools.cached_property
-  def node_summary(self) -> traces.NodeSummary | None:
-    """Of the trace, if there is none."""
-    if isinstance(self.trace, traces.NodeTrace):
-      return traces.summarize_nodes(self.trace)
-    return None
-
   @property
-  def active_duration(self) -> float:
-    """Seconds from nodes' first step to their last record but the end.
-
-    Real nodes have to be started, and to wait for each other, before that. The
-    time in which nobody was there, before the run went on, is not in it.
-    """
-    if not isinstance(self.trace, traces.NodeTrace):
-      return 0.0
-    records = self.trace.records
-    if not self.is_real or not len(self.trace.steps):
-      return self.trace.duration
-    work = (traces.NodeKind.STEP, traces.NodeKind.MIX)
-    is_work = np.isin(records['kind'], work)
-    begin = self.trace.steps['start_time'].min()
-    _, downtimes = traces.find_downtimes(self.trace)
-    return float(records['end_time'][is_work].max() - begin - downtimes.sum())
-
-  @property
-  def is_of_nodes(self) -> bool:
-    """Whether there is no server."""
-    return (
-      isinstance(self.trace, traces.NodeTrace) or 'strategy.name' in self.config
+  def has_server(self) -> bool:
+    """Whether learners push to a server; otherwise there are nodes."""
+    if self.trace is not None and len(self.trace):
+      return self.trace.has_server
+    # Nodes that are devices of one program leave no trace.
+    return self.config.get('runtime.mode') != 'devices' and not any(
+      name.startswith('gossip/') for name in self.metrics
     )
 
   @property
+  def worker(self) -> str:
+    """What its workers are called: 'learner' or 'node'."""
+    return _members.name_worker(self.has_server)
+
+  @property
   def unit(self) -> str:
-    """What its clock counts: nodes have none, but steps."""
-    return 'step' if self.is_of_nodes else 'clock'
+    """What its clock counts: updates of the server, or steps of nodes."""
+    return 'clock' if self.has_server else 'step'
 
   @property
   def is_real(self) -> bool:
     """Whether it was run by real processes."""
-    return _predictions.is_real(self.trace)
+    return self.trace is not None and _members.is_real(self.trace)
+
+  @property
+  def active_duration(self) -> float:
+    """Seconds of the trace in which the run went on.
+
+    The time in which no node was there, before a run went on, is not in it.
+    """
+    if self.trace is None:
+      return 0.0
+    if self.has_server or not self.is_real:
+      return self.trace.duration
+    _, downtimes = traces.statistics.find_downtimes(self.trace)
+    return self.trace.duration - float(downtimes.sum())
 
   @property
   def prediction(self) -> _predictions.Prediction | None:
-    """What the simulator says about a real run, if it can."""
+    """The simulator's prediction of a real run, if there is one."""
     return self._predicted[0]
 
   @property
   def prediction_problem(self) -> str:
-    """Why there is no prediction of a real run; '' if there is one."""
+    """Why a real run could not be predicted; '' if it was."""
     return self._predicted[1]
 
   @functools.cached_property
   def _predicted(self) -> tuple[_predictions.Prediction | None, str]:
-    if not isinstance(self.trace, traces.Trace) or not self.is_real:
+    if self.trace is None or not self.is_real or not self.has_server:
       return None, ''
     try:
       return _predictions.predict_run(self.trace), ''
@@ -113,12 +113,9 @@ class Run:
   @property
   def clock(self) -> int | None:
     """How far the weights have come; without metrics, the trace."""
-    if self.is_real and self.summary:  # They are made as it is written.
-      return self.summary.clock
-    if len(self.metrics['clock']):
+    # A real run makes its weights as it writes its trace.
+    if len(self.metrics['clock']) and not (self.is_real and self.summary):
       return int(self.metrics['clock'][-1])
-    if self.node_summary:
-      return self.node_summary.num_steps
     return self.summary.clock if self.summary else None
 
   @property
@@ -129,12 +126,10 @@ class Run:
 
   @property
   def planned_clock(self) -> int | None:
-    """How far they were to come, if that is known."""
+    """How far the weights were to come, if that is known."""
     known = [self.config['num_updates']] if self.asks_updates else []
     if self.summary and self.summary.clock:
       known.append(self.summary.clock)
-    if self.node_summary and not self.is_real:
-      known.append(self.node_summary.num_steps)
     return max(known, default=None)
 
   @property
@@ -143,9 +138,9 @@ class Run:
     clock, planned = self.clock, self.planned_clock
     if self.diverged_at is not None:
       return False
-    if self.is_real:
-      if isinstance(self.trace, traces.Trace):
-        return self.trace.end_clock is None
+    if self.trace is not None and self.is_real:
+      if self.has_server:
+        return not self.trace.is_ended
       return not self.has_result
     return clock is not None and planned is not None and clock < planned
 
@@ -166,7 +161,7 @@ class Run:
     return xs[is_known], ys[is_known]
 
   def find_last(self, name: str) -> Point | None:
-    """The last number of a metric, NaN too; None if there is none."""
+    """The last number of a metric, which may be NaN; None without any."""
     if name not in self.last_rows:
       return None
     return self._get_point(name, self.last_rows[name])
@@ -191,14 +186,27 @@ class Run:
     )
 
 
-def read_run(root: str | os.PathLike[str]) -> Run:
-  """Reads all that there is; a WorkdirError if that is nothing at all."""
+def read_runs(roots: Sequence[_Path]) -> list[Run]:
+  """Reads runs, and labels them by what is different in their configs."""
+  runs = [read_run(root) for root in roots]
+  return [
+    dataclasses.replace(run, label=label)
+    for run, label in zip(runs, _make_labels(runs), strict=True)
+  ]
+
+
+def read_run(root: _Path) -> Run:
+  """Reads all that a run has left in its workdir.
+
+  Files that are missing or damaged are named in the run's `problems`. If there
+  are none at all, a WorkdirError is raised.
+  """
   paths = workdir.Workdir(root)
   _check_workdir(paths)
   problems: list[str] = []
-  trace = _read_trace(paths, problems)
-  metrics = _run_metrics.read_columns(paths, problems)
-  last_rows, diverged_at = _run_metrics.scan_lines(paths.metrics, metrics)
+  trace, summary = _read_trace(paths, problems)
+  metrics = _read_metrics(paths, problems)
+  last_rows, diverged_at = _scan_metrics(paths.metrics, metrics)
   result = _read_json(paths.result, problems) or {}
   if diverged_at is None and result.get('is_diverged'):
     diverged_at = int(result.get('clock', 0))
@@ -211,27 +219,80 @@ def read_run(root: str | os.PathLike[str]) -> Run:
   if not isinstance(config, dict):
     problems.append('There are no settings: no config.json.')
     config = {}
-  on_devices = config.get('runtime', {}).get('mode') == 'devices'
-  if not paths.trace.exists() and not on_devices:
+  config = dict(_flatten(config))
+  if not paths.trace.exists() and config.get('runtime.mode') != 'devices':
     problems.append('There is no trace yet.')
+  provenance = {
+    key: value for key, value in provenance.items() if key not in _SHOWN_KEYS
+  }
   return Run(
     root=paths.root,
-    config=_formats.flatten(config),
-    provenance=_formats.flatten(
-      {
-        key: value
-        for key, value in provenance.items()
-        if key not in ('config', 'in_flight', 'protocol', 'strategy')
-      }
-    ),
+    config=config,
+    provenance=dict(_flatten(provenance)),
     trace=trace,
+    summary=summary,
     metrics=metrics,
     last_rows=last_rows,
     diverged_at=diverged_at,
     problems=tuple(problems),
-    end_reason=str(result.get('end_reason') or ''),
+    end_reason=_formats.format_value(str(result.get('end_reason') or ''), 500),
     has_result=bool(result),
   )
+
+
+def find_differences(trees: Sequence[Mapping[str, Any]]) -> list[str]:
+  """The keys whose values are not the same in all trees."""
+  keys = dict.fromkeys(key for tree in trees for key in tree)
+  # As JSON, in which 1 and True are two things; '' for a missing value.
+  return [
+    key
+    for key in keys
+    if len(
+      {
+        json.dumps(tree[key], default=str) if key in tree else ''
+        for tree in trees
+      }
+    )
+    > 1
+  ]
+
+
+def name_folders(runs: Sequence[Run]) -> list[str]:
+  """The folders of runs, without the beginning that all of them share."""
+  roots = [run.root.resolve() for run in runs]
+  common = os.path.commonpath([root.parent for root in roots])
+  return [root.relative_to(common).as_posix() for root in roots]
+
+
+def _make_labels(runs: Sequence[Run]) -> list[str]:
+  """The settings that differ, if they are few and tell runs apart."""
+  keys = find_differences([run.config for run in runs])
+  if len(runs) > 1 and 0 < len(keys) <= _MAX_SETTINGS:
+    labels = [
+      ', '.join(
+        f'{key}={_formats.format_value(run.config[key], _MAX_LETTERS)}'
+        for key in keys
+        if key in run.config
+      )
+      for run in runs
+    ]
+    if len({*labels}) == len(labels) and all(labels):
+      return labels
+  return name_folders(runs)
+
+
+def _flatten(
+  tree: Mapping[str, Any], prefix: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """The leaves of nested dicts by their full paths, such as optimizer.rate."""
+  for key, value in tree.items():
+    if isinstance(value, dict) and value:
+      yield from _flatten(value, f'{prefix}{key}.')
+    else:
+      yield f'{prefix}{key}', value
+
+
+# --- Files.
 
 
 def _check_workdir(paths: workdir.Workdir) -> None:
@@ -251,30 +312,31 @@ def _check_workdir(paths: workdir.Workdir) -> None:
 
 def _read_trace(
   paths: workdir.Workdir, problems: list[str]
-) -> traces.Trace | traces.NodeTrace | None:
-  """The trace, or what there is of it."""
+) -> tuple[traces.Trace | None, traces.Summary | None]:
+  """The trace and its summary; adds a sentence if either is damaged."""
   if not paths.trace.exists():
-    return None
-  kind = traces.NodeTrace if paths.trace.is_dir() else traces.Trace
-  try:
-    return kind.load(paths.trace)
-  except traces.TraceError as error:
-    problem = str(error)
-  try:
-    trace = kind.load(paths.trace, allow_truncated=True)
-  except traces.TraceError:
-    problem = problem.replace(f'{paths.root}{os.sep}', '')
-    problems.append(f'The trace cannot be read: {problem}')
-    return None
-  problems.append(
-    'The trace ends within a record: its writer was killed, or is still at '
-    'work. This is of the whole records.'
-  )
-  return trace
+    return None, None
+  problem = ''
+  for is_whole in (True, False):
+    try:
+      trace = traces.Trace.load(paths.trace, allow_truncated=not is_whole)
+      # Raises a TraceError if records hold values that no run can have left.
+      summary = traces.summarize(trace)
+    except traces.TraceError as error:
+      problem = str(error).replace(f'{paths.root}{os.sep}', '')
+      continue
+    if not is_whole:
+      problems.append(
+        'The trace ends within a record: its writer was killed, or is still at '
+        'work. This report is of the whole records.'
+      )
+    return trace, summary
+  problems.append(f'The trace cannot be read: {problem}')
+  return None, None
 
 
 def _read_json(path: pathlib.Path, problems: list[str]) -> dict | None:
-  """A file with a dict; None if there is none."""
+  """A dict from a file; None if there is none."""
   try:
     value = json.loads(path.read_text(encoding='utf-8'))
   except FileNotFoundError:
@@ -286,3 +348,46 @@ def _read_json(path: pathlib.Path, problems: list[str]) -> dict | None:
     problems.append(f'{path.name} must hold a dict, got {value!r}.')
     return None
   return value
+
+
+def _read_metrics(
+  paths: workdir.Workdir, problems: list[str]
+) -> dict[str, np.ndarray]:
+  """The columns of the metrics; adds a sentence if there are none."""
+  nothing = {'clock': np.zeros(0, np.int64)}
+  if not paths.metrics.exists():
+    problems.append('There are no metrics yet.')
+    return nothing
+  try:
+    metrics = workdir.read_metrics(paths)
+  except workdir.WorkdirError as error:
+    problem = str(error).replace(f'{paths.root}{os.sep}', '')
+    problems.append(f'The metrics cannot be read: {problem}')
+    return nothing
+  if not len(metrics['clock']):
+    problems.append('There are no metrics yet.')
+  return metrics
+
+
+def _scan_metrics(
+  path: pathlib.Path, metrics: Mapping[str, np.ndarray]
+) -> tuple[dict[str, int], int | None]:
+  """The last row of each metric, and the clock of the first bad loss.
+
+  Columns do not tell these: in them, a missing value is NaN.
+  """
+  rows = {clock: row for row, clock in enumerate(metrics['clock'].tolist())}
+  last_rows: dict[str, int] = {}
+  bad_clocks = []
+  lines = path.read_bytes().split(b'\n')[:-1] if rows else []
+  for line in lines:
+    values = json.loads(line)
+    clock = values['clock']
+    # The run may have written more since the columns were read.
+    if clock not in rows or not values.keys() <= metrics.keys():
+      continue
+    for name, value in values.items():
+      last_rows[name] = max(rows[clock], last_rows.get(name, 0))
+      if name.endswith('/loss') and not math.isfinite(float(value)):
+        bad_clocks.append(clock)
+  return last_rows, min(bad_clocks, default=None)

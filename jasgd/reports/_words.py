@@ -1,33 +1,33 @@
-"""What was run and how it ended, in words."""
+"""A run in words: what was run, and how it ended."""
 
 from collections.abc import Iterator
 
-from jasgd import traces
 from jasgd.reports import _formats
 from jasgd.reports import _members
 from jasgd.reports import _runs
 
 _number = _formats.format_number
+_count = _formats.count
 
 
 def tell_run(run: _runs.Run) -> str:
-  """A short paragraph."""
+  """A short paragraph on a run."""
   return ' '.join(
     [
       *_tell_strategy(run),
       *_tell_end(run),
-      *_tell_results(run),
-      *_tell_gradients(run.summary),
-      *_tell_members(run),
+      *_tell_metrics(run),
+      *_tell_work(run),
+      *_tell_age(run),
+      *_tell_losses(run),
       *_tell_scope(run),
-      *_tell_nodes(run),
       *run.problems,
     ]
   )
 
 
 def say_end(run: _runs.Run) -> str:
-  """How it ended, for a cell of a table; nothing without metrics."""
+  """How a run ended, for a cell of a table; '' without metrics."""
   if run.diverged_at is not None:
     return f'diverged by {run.unit} {_number(run.diverged_at)}'
   if run.is_unfinished:
@@ -37,38 +37,21 @@ def say_end(run: _runs.Run) -> str:
   return ''
 
 
-def tell_prediction(run: _runs.Run) -> str:
-  """How well a real run agrees with its prediction; '' of other runs."""
-  if run.prediction is None:
-    problem = run.prediction_problem
-    return f'There is no prediction: {problem}' if problem else ''
-  variation = run.prediction.comparison.total_variation
-  measured = run.summary.staleness.mean if run.summary else None
-  return (
-    'From the measured times of each learner and of the server, which say '
-    'nothing of the order in which gradients came, the simulator predicts a '
-    f'mean staleness of {_number(run.prediction.mean_staleness)}; '
-    f'{_number(measured)} was measured. The total variation of the two '
-    f'distributions is {_number(variation)} (0: they are the same; 1: they '
-    'have nothing in common).'
-  )
-
-
 def _tell_strategy(run: _runs.Run) -> Iterator[str]:
-  header = run.trace.header if run.trace is not None else {}
-  text = header.get('protocol') or header.get('strategy')
-  if run.summary:
-    yield f'{_count(run.summary.num_learners, "learner")} and a server.'
-  elif run.node_summary:
-    yield f'{_count(run.node_summary.num_nodes, "node")} without a server.'
+  if run.trace is None or run.summary is None:
+    return
+  server = 'and a server' if run.has_server else 'without a server'
+  yield f'{_count(run.summary.num_workers, run.worker)} {server}.'
+  text = run.trace.header.get('description')
   if text and isinstance(text, str):
+    text = _formats.format_value(text, 500)
     yield f'{text[0].upper()}{text[1:].rstrip(".")}.'
 
 
 def _say_clock(run: _runs.Run) -> str:
-  """How far it has come, of how far it was to, if that is known."""
+  """How far a run has come, and how far it was to come, if that is known."""
   clock, planned = run.clock, run.planned_clock
-  of = '' if planned == clock else f' of {_number(planned)}'
+  of = '' if planned in (clock, None) else f' of {_number(planned)}'
   return f'{run.unit} {_number(clock)}{of}'
 
 
@@ -85,13 +68,13 @@ def _tell_end(run: _runs.Run) -> Iterator[str]:
     yield f'It ended: {run.end_reason}'
 
 
-def _tell_results(run: _runs.Run) -> Iterator[str]:
+def _tell_metrics(run: _runs.Run) -> Iterator[str]:
   epoch = run.find_last('epoch')
   if epoch is not None:
-    # A number of updates, if there is one, is what counts.
+    # A number of updates, if the config has one, counts before epochs.
     asked = None if run.asks_updates else run.config.get('num_epochs')
     of = f' of {_number(asked)}' if isinstance(asked, (int, float)) else ''
-    noun = 'step' if run.is_of_nodes else 'update'
+    noun = 'update' if run.has_server else 'step'
     yield (
       f'It came to epoch {_number(epoch.value)}{of}, with '
       f'{_count(epoch.clock, noun)}.'
@@ -107,19 +90,41 @@ def _tell_results(run: _runs.Run) -> Iterator[str]:
       break
 
 
-def _tell_gradients(summary: traces.Summary | None) -> Iterator[str]:
+def _tell_work(run: _runs.Run) -> Iterator[str]:
+  """Gradients, and the updates or mixes that were made."""
+  summary = run.summary
   if summary is None:
     return
   if not summary.num_gradients:
     yield 'The trace has no gradients yet.'
     return
-  yield (
-    'By its trace, the server received '
-    f'{_count(summary.num_gradients, "gradient")} in '
-    f'{_number(summary.duration)} s and made '
-    f'{_count(summary.num_updates, "update")} of them: '
-    f'{_number(summary.speedup)} times the work of one learner.'
-  )
+  seconds = f'{_number(run.active_duration)} s'
+  speedup = f'{_number(summary.speedup)} times the work of one {run.worker}'
+  if run.has_server:
+    yield (
+      'By its trace, the server received '
+      f'{_count(summary.num_gradients, "gradient")} in {seconds} and made '
+      f'{_count(summary.num_updates, "update")} of them: {speedup}.'
+    )
+  else:
+    yield (
+      f'By its trace, nodes made {_count(summary.num_gradients, "step")} and '
+      f'{_count(summary.num_mixes, "mix", "mixes")} in {seconds}: {speedup}.'
+    )
+
+
+def _tell_age(run: _runs.Run) -> Iterator[str]:
+  """Staleness and fates of gradients, and the age of mixes."""
+  summary = run.summary
+  if summary is None or not summary.num_gradients:
+    return
+  if summary.age.count:
+    yield (
+      f'Weights that are mixed in are {_number(summary.age.mean)} steps old on '
+      f'average and {_number(summary.age.max)} at most.'
+    )
+  if not run.has_server:
+    return
   if summary.staleness.count:
     yield (
       f'Staleness is {_number(summary.staleness.mean)} on average and '
@@ -134,59 +139,36 @@ def _tell_gradients(summary: traces.Summary | None) -> Iterator[str]:
     yield 'No gradient was dropped.'
 
 
-def _tell_members(run: _runs.Run) -> Iterator[str]:
-  """Who was lost, learners and servers; nothing if nobody was."""
-  if run.summary is None or not isinstance(run.trace, traces.Trace):
+def _tell_losses(run: _runs.Run) -> Iterator[str]:
+  """Workers, servers and masses that were lost; nothing if none was."""
+  if run.trace is None or run.summary is None:
     return
-  changes = _members.find_changes(run.trace)
+  summary, changes = run.summary, _members.find_changes(run.trace)
   if len(changes.left):
     yield (
-      f'Before the end, {_count(len(changes.left), "learner")} left or '
+      f'Before the end, {_count(len(changes.left), run.worker)} left or '
       f'{"was" if len(changes.left) == 1 else "were"} lost.'
     )
   if len(changes.came):
-    yield f'{_count(len(changes.came), "learner")} came later, or again.'
-  if run.summary.num_restarts:
+    yield f'{_count(len(changes.came), run.worker)} came later, or again.'
+  if run.has_server and summary.num_restarts:
     yield (
-      f'The server was restarted {_count(run.summary.num_restarts, "time")}, '
-      f'which lost {_count(run.summary.num_void, "gradient")}.'
+      f'The server was restarted {_count(summary.num_restarts, "time")}, '
+      f'which lost {_count(summary.num_void, "gradient")}.'
     )
+  if summary.lost_mass:
+    fate = 'was lost' if summary.lost_mass > 0 else 'was gained by restarts'
+    number = _number(abs(summary.lost_mass))
+    yield f'Of a mass of {summary.num_workers}, {number} {fate}.'
+  if summary.num_missing:
+    missing = _count(summary.num_missing, 'more gradient')
+    yield f'{missing} were asked for, but the {run.worker}s were gone.'
 
 
 def _tell_scope(run: _runs.Run) -> Iterator[str]:
   """A simulated trace is there before the weights have come to its end."""
   if run.summary and run.clock is not None and run.clock < run.summary.clock:
     yield (
-      'What is said of gradients, staleness and learners is of the whole '
-      f'trace, to clock {_number(run.summary.clock)}.'
+      f'What is said of gradients, their age and {run.worker}s is of the whole '
+      f'trace, to {run.unit} {_number(run.summary.clock)}.'
     )
-
-
-def _tell_nodes(run: _runs.Run) -> Iterator[str]:
-  summary = run.node_summary
-  if summary is None:
-    return
-  yield (
-    f'They made {_count(summary.num_steps, "step")} and '
-    f'{_count(summary.num_mixes, "mix", "mixes")} in '
-    f'{_number(run.active_duration)} s.'
-  )
-  if len(summary.age.values):
-    yield (
-      f'What is mixed in is {_number(summary.age.mean)} steps old on average, '
-      f'{_number(summary.age.max)} at most.'
-    )
-  lost_mass = summary.lost_mass
-  if lost_mass:
-    fate = 'was lost' if lost_mass > 0 else 'was gained by restarts'
-    number = _number(abs(lost_mass))
-    yield f'Of a mass of {summary.num_nodes}, {number} {fate}.'
-  if summary.num_deaths:
-    yield (
-      f'Nodes died {_count(summary.num_deaths, "time")} and returned '
-      f'{_count(summary.num_returns, "time")}.'
-    )
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-  return f'{number:,} {noun if number == 1 else plural or noun + "s"}'

@@ -1,92 +1,71 @@
-"""Real processes: server, learners, and the wires between them.
+"""Real processes: server, learners, nodes, and the wires between them.
 
 A `Server` owns the weights, in one thread; a `Learner` computes gradients and
 exchanges them for weights. `serve` gives a server its wires: shared memory for
-processes of its host, Arrow Flight for all others, a queue for threads. `learn`
-is a learner in a process of its own. A `Peer` trains without a server, and
-averages with others; a `Centre` is what elastic averaging needs besides.
+processes of its host, Arrow Flight for all others. `learn` is a learner in a
+process of its own. A `Peer` trains without a server and mixes weights with its
+peers; a `Centre` is what elastic averaging needs besides; a `GroupNode` is a
+node of an all-reduce.
+
+The folders are the parts: `wires`, `server`, `nodes`.
 """
 
-from jasgd.runtime._crash import POINTS as CRASH_POINTS
-from jasgd.runtime._crash import VARIABLE as CRASH_VARIABLE
-from jasgd.runtime._flight_security import Tls
-from jasgd.runtime._group_losses import GROUP_LOST
-from jasgd.runtime._group_losses import GroupError
-from jasgd.runtime._group_mesh import join_group
-from jasgd.runtime._messages import Flag
-from jasgd.runtime._messages import Message
-from jasgd.runtime._messages import Verb
-from jasgd.runtime._node_settings import NodeSettings
-from jasgd.runtime._saver import restore as restore_server
+# Names that are imported `as` themselves, and `restore_server`, are for
+# `jasgd.experiment` and `launch`. They are not in `__all__`: users are promised
+# nothing about them.
+from jasgd.runtime._checkpoints import restore as restore_server  # noqa: F401
+from jasgd.runtime._learner import learn
+from jasgd.runtime._learner import Learner
+from jasgd.runtime._processes import Child
+from jasgd.runtime._processes import CHILD_VARIABLES as CHILD_VARIABLES
+from jasgd.runtime._processes import compute_in_place as compute_in_place
+from jasgd.runtime._processes import find_function as find_function
+from jasgd.runtime._processes import name_function as name_function
 from jasgd.runtime._settings import Deadlines
-from jasgd.runtime._settings import make_fingerprint
-from jasgd.runtime._settings import ON_LEARNER_LOST
+from jasgd.runtime._settings import make_fingerprint as make_fingerprint
+from jasgd.runtime._settings import NodeSettings
+from jasgd.runtime._settings import ON_LEARNER_LOST as ON_LEARNER_LOST
 from jasgd.runtime._settings import ServerSettings
-from jasgd.runtime._wire import Connection
-from jasgd.runtime._wire import RefusedError
-from jasgd.runtime._wire import WireError
-from jasgd.runtime.addresses import find_free_port
-from jasgd.runtime.addresses import make_connect
-from jasgd.runtime.addresses import WIRES
-from jasgd.runtime.centre import Centre
-from jasgd.runtime.group import GroupNode
-from jasgd.runtime.hosting import Place
-from jasgd.runtime.hosting import serve
-from jasgd.runtime.hosting import serve_threads
-from jasgd.runtime.learner import Learner
-from jasgd.runtime.learning import learn
-from jasgd.runtime.members import claim_number
-from jasgd.runtime.members import find_folder
-from jasgd.runtime.members import list_members
-from jasgd.runtime.members import name_member
-from jasgd.runtime.members import Registry
-from jasgd.runtime.peer import Peer
-from jasgd.runtime.processes import Child
-from jasgd.runtime.processes import CHILD_VARIABLES
-from jasgd.runtime.processes import compute_in_place
-from jasgd.runtime.processes import find_function
-from jasgd.runtime.processes import name_function
+from jasgd.runtime.nodes import Centre
+from jasgd.runtime.nodes import claim_number as claim_number
+from jasgd.runtime.nodes import find_folder as find_folder
+from jasgd.runtime.nodes import GROUP_LOST as GROUP_LOST
+from jasgd.runtime.nodes import GroupNode
+from jasgd.runtime.nodes import join_group as join_group
+from jasgd.runtime.nodes import list_members as list_members
+from jasgd.runtime.nodes import name_member as name_member
+from jasgd.runtime.nodes import Peer
+from jasgd.runtime.nodes import Registry
+from jasgd.runtime.server import serve
+from jasgd.runtime.server import serve_threads
 from jasgd.runtime.server import Server
+from jasgd.runtime.wires import BindAddress
+from jasgd.runtime.wires import Connection as Connection
+from jasgd.runtime.wires import find_free_port as find_free_port
+from jasgd.runtime.wires import Flag as Flag
+from jasgd.runtime.wires import make_connect
+from jasgd.runtime.wires import Message as Message
+from jasgd.runtime.wires import RefusedError as RefusedError
+from jasgd.runtime.wires import Tls
+from jasgd.runtime.wires import Verb as Verb
+from jasgd.runtime.wires import WireError as WireError
+from jasgd.runtime.wires import WIRES as WIRES
 
 __all__ = [
-  'CHILD_VARIABLES',
-  'CRASH_POINTS',
-  'CRASH_VARIABLE',
-  'GROUP_LOST',
-  'ON_LEARNER_LOST',
-  'WIRES',
+  'BindAddress',
   'Centre',
   'Child',
-  'Connection',
   'Deadlines',
-  'Flag',
-  'GroupError',
   'GroupNode',
   'Learner',
-  'Message',
   'NodeSettings',
   'Peer',
-  'Place',
-  'RefusedError',
   'Registry',
   'Server',
   'ServerSettings',
   'Tls',
-  'Verb',
-  'WireError',
-  'claim_number',
-  'compute_in_place',
-  'find_folder',
-  'find_free_port',
-  'find_function',
-  'join_group',
   'learn',
-  'list_members',
   'make_connect',
-  'make_fingerprint',
-  'name_function',
-  'name_member',
-  'restore_server',
   'serve',
   'serve_threads',
 ]

@@ -1,10 +1,14 @@
-"""Places where a test may kill a process, to see that nothing is lost."""
+"""Crash points: places where a test may kill a process. Not for users.
+
+A server has crash points only if the variable is set in its environment;
+otherwise its `CrashPoints` is None, and passing a point costs nothing.
+"""
 
 from collections.abc import Callable
 import os
 import signal
 
-# 'updated:17' kills this process the 17th time that it has updated;
+# 'updated:17' kills the server the 17th time that it passes 'updated';
 # 'updated:17:learner' kills the learner whose message is being handled.
 VARIABLE = 'JASGD_CRASH'
 
@@ -21,39 +25,41 @@ POINTS = (
 
 
 class CrashPoints:
-  """Counts how often each point was passed, and kills at the chosen one.
+  """Counts how often a point is passed, and kills at the chosen count.
 
   Args:
-    text: Where, as in the environment's variable; '': nowhere.
+    text: Point, count and victim, as in the environment variable.
+    find_learner: Gives the process id of the learner whose message is being
+      handled; 0 if it is not known.
 
   Raises:
     ValueError: if there is no such point.
   """
 
-  def __init__(self, text: str | None = None) -> None:
-    text = os.environ.get(VARIABLE, '') if text is None else text
-    self.is_armed = bool(text)
+  def __init__(self, text: str, find_learner: Callable[[], int]) -> None:
     point, count, victim = (*text.split(':'), '', '', '')[:3]
-    if text and (point not in POINTS or not count.isdecimal()):
+    if point not in POINTS or not count.isdecimal():
       raise ValueError(
         f'{VARIABLE} must be POINT:COUNT or POINT:COUNT:learner, with a point '
         f'of {", ".join(POINTS)}, got {text!r}.'
       )
     self._point = point
-    self._left = int(count or 0)
-    self._spares_me = victim == 'learner'
+    self._left = int(count)
+    self._kills_learner = victim == 'learner'
+    self._find_learner = find_learner
 
-  def disarm(self) -> None:
-    """Kills nobody from now on."""
-    self.is_armed = False
-    self._left = 0
-
-  def reach(self, point: str, find_learner: Callable[[], int]) -> None:
-    """Notes that a point was reached; `find_learner` gives a process's id."""
+  def maybe_crash(self, point: str) -> None:
+    """Passes a point; at the chosen count of the chosen point, kills."""
     if point != self._point:
       return
     self._left -= 1
     if self._left == 0:
-      victim = find_learner() if self._spares_me else os.getpid()
-      if victim > 0:  # Or it is not known.
+      victim = self._find_learner() if self._kills_learner else os.getpid()
+      if victim > 0:  # 0: it is not known.
         os.kill(victim, signal.SIGKILL)
+
+
+def make_crash_points(find_learner: Callable[[], int]) -> CrashPoints | None:
+  """Crash points that the environment asks for; None: it asks for none."""
+  text = os.environ.get(VARIABLE, '')
+  return CrashPoints(text, find_learner) if text else None

@@ -1,12 +1,17 @@
-"""What a server is told."""
+"""Settings of a server and of nodes, and the fingerprint of a run."""
 
 from collections.abc import Callable
 import dataclasses
 import hashlib
+import json
 import math
+import time
 from typing import Any
 
+import jax
+
 from jasgd import engine
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import tasks
 
@@ -15,18 +20,19 @@ ON_LEARNER_LOST = ('continue', 'fail')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deadlines:
-  """How long to wait, in seconds.
+  """Deadlines, in seconds.
 
   Attributes:
-    start: For all learners to come, before those who are there begin.
-    silence: For any sign of life from the other side, WAITs included. A server
-      says WAIT four times within it.
-    step: For the gradient of a learner that others wait for. 0: ten times the
-      longest that any learner has taken, or `first_step` before that is known.
-    first_step: As `step`, while a learner may still be compiling.
-    rejoin: For learners to come back after the server has.
-    end: For learners' last messages, once the run is over; and for those who
-      watch the nodes of a cluster.
+    start: Wait for all workers to join; then those present begin.
+    silence: Wait for any sign of life from the other side, WAITs included. A
+      server sends four WAITs within it.
+    step: Wait for the gradient of a learner that others wait for; of nodes, for
+      the answer of a peer. 0: ten times the longest that was seen of late, or
+      `first_step` before any was seen.
+    first_step: As `step`, while a worker may still be compiling.
+    rejoin: Wait for learners to come back after the server's restart, or for
+      the centre after its own.
+    end: Wait for the last messages of clients, once the run is over.
   """
 
   start: float = 120.0
@@ -49,27 +55,27 @@ class Deadlines:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ServerSettings:
-  """All that a server needs to know.
+  """Settings of a server.
 
   Attributes:
-    task: What is learned.
-    update: What `engine.make_update` gave.
-    protocol: When to update. It belongs to the server from now on.
-    num_learners: How many are expected.
-    seed: Of the first weights and of everything that learners draw.
-    init: The first (params, stats); None: the task's own, from the seed.
-    num_updates: When to end; None: never for that reason.
-    num_epochs: When to end; None: never for that reason.
-    get_rate: The schedule, as in `engine.replay`; None: there is none.
-    local_rate: At which learners step on their own copies.
-    wire_dtype: What float32 is rounded to in messages.
+    task: Task to learn.
+    update: Update rule, from `engine.make_update`.
+    protocol: Protocol; it belongs to the server from now on.
+    num_learners: Number of learners that are expected.
+    seed: Seed of the first weights and of every random draw of learners.
+    init: First (params, stats); None: the task's own, from the seed.
+    num_updates: Updates after which the run ends; None: no limit.
+    num_epochs: Epochs after which the run ends; None: no limit.
+    get_rate: Schedule, as in `engine.replay`; None: there is none.
+    local_rate: Rate of learners' steps on their own replicas.
+    wire_dtype: Dtype that float32 is rounded to in messages.
     overlap: Whether learners fetch while they compute.
-    eval_every: Updates between lines of metrics, and evaluations.
-    checkpoint_seconds: Between checkpoints.
-    max_group: The most gradients to apply by one call.
-    on_learner_lost: Whether to continue or to fail.
-    deadlines: How long to wait.
-    header: What else goes into the header of the trace.
+    eval_every: Updates between lines of metrics, and between evaluations.
+    checkpoint_seconds: Seconds between checkpoints.
+    max_group: Gradients that one call may apply, at most.
+    on_learner_lost: 'continue', or 'fail' to end the run.
+    deadlines: Deadlines.
+    header: Further entries of the trace's header.
   """
 
   task: tasks.Task
@@ -127,31 +133,136 @@ class ServerSettings:
 
   @property
   def samples_per_push(self) -> int:
-    """Of a gradient, or of the several that are pushed as one."""
+    """Samples of a push: of one gradient, or of a sum of several."""
     return self.task.batch * self.protocol.steps_per_push
 
   @property
   def max_samples(self) -> float:
-    """Of applied gradients, when the run ends."""
+    """Samples of applied gradients after which the run ends."""
     if self.num_epochs is None:
       return math.inf
     return math.ceil(self.num_epochs * self.task.num_samples)
 
 
 def make_fingerprint(
-  task: tasks.Task, layout: engine.Layout, seed: int, way: str = ''
+  task: tasks.Task, layout: engine.Layout, seed: int, more: str = ''
 ) -> str:
-  """A text by which a server knows that a learner learns the same.
+  """Makes the fingerprint by which processes of one run know each other.
 
   Args:
-    task: What is learned.
-    layout: Of its weights, as they travel.
-    seed: Of its minibatches.
-    way: What else must be the same.
+    task: Task to learn.
+    layout: Layout of its weights in messages.
+    seed: Seed of the run.
+    more: Text of everything else that must be equal.
 
   Returns:
-    The same for the same; else, almost surely, another.
+    A 16-digit hash: equal for equal arguments.
   """
-  text = f'{task.name} {task.batch} {task.num_samples} {seed}{way}'
+  text = f'{task.name} {task.batch} {task.num_samples} {seed}{more}'
   digest = hashlib.sha256(f'{text} {layout.fingerprint}'.encode()).hexdigest()
   return digest[:16]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NodeSettings:
+  """Settings of a node, or of the centre.
+
+  Attributes:
+    task: Task to learn.
+    optimizer: Optimizer of each node: an optax transformation.
+    strategy: Peer strategy.
+    num_nodes: Number of nodes that are expected.
+    num_steps: Steps that each node makes.
+    seed: Seed of the first weights and of every random draw of nodes.
+    init: First (params, stats); None: the task's own, from the seed.
+    get_rate: Schedule, as in `engine.replay`; None: there is none.
+    wire_dtype: Dtype that float32 is rounded to in messages.
+    checkpoint_seconds: Seconds between checkpoints.
+    min_seconds: Least seconds of a step, by the node's number; the last entry
+      is for all further nodes. (): no limit.
+    deadlines: Deadlines.
+    origin: Time of day at which the run began.
+    header: Further entries of the traces' headers.
+  """
+
+  task: tasks.Task
+  optimizer: Any
+  strategy: gossip.PeerStrategy
+  num_nodes: int
+  num_steps: int
+  seed: int = 0
+  init: tuple[Any, Any] | None = None
+  get_rate: Callable[[float], float] | None = None
+  wire_dtype: str = 'float32'
+  checkpoint_seconds: float = 30.0
+  min_seconds: tuple[float, ...] = ()
+  deadlines: Deadlines = dataclasses.field(default_factory=Deadlines)
+  origin: float = 0.0
+  header: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    if self.strategy.refusal_of_processes:
+      raise ValueError(self.strategy.refusal_of_processes)
+    if self.task.is_streamed:
+      raise ValueError(
+        f'The task {self.task.name!r} is streamed; nodes need its data.'
+      )
+
+  @property
+  def fingerprint_text(self) -> str:
+    """Strategy, optimizer and schedule, as text: equal for all nodes."""
+    config = self.header.get('config', {})
+    chosen = {name: config.get(name) for name in ('optimizer', 'schedule')}
+    strategy = self.strategy.describe()
+    return f' {strategy} {self.num_nodes} {json.dumps(chosen, sort_keys=True)}'
+
+  @property
+  def averages(self) -> str:
+    """Whether nodes average 'gradients' or 'weights'."""
+    return 'gradients' if self.strategy.averages_gradients else 'weights'
+
+  def make_weights(self) -> tuple[Any, Any]:
+    """First (params, stats)."""
+    if self.init is not None:
+      return self.init
+    return self.task.init(jax.random.key(self.seed, impl='threefry2x32'))
+
+  def make_layout(self) -> engine.Layout:
+    """Layout of weights in messages."""
+    shapes = jax.eval_shape(
+      self.task.init, jax.random.key(self.seed, impl='threefry2x32')
+    )
+    return engine.make_layout(shapes, self.wire_dtype)
+
+  def sleep_until_min_seconds(self, node: int, begin: float) -> None:
+    """Sleeps until a step has taken its least time.
+
+    Args:
+      node: Number of the node.
+      begin: `time.perf_counter()` at the beginning of the step.
+    """
+    if self.min_seconds:
+      least = self.min_seconds[min(node, len(self.min_seconds) - 1)]
+      time.sleep(max(0.0, least - (time.perf_counter() - begin)))
+
+  def find_rate(self, step: int) -> float | None:
+    """Factor of the schedule for a node's step.
+
+    A node does not know how far the others are; it assumes that they have made
+    as many steps as itself.
+
+    Args:
+      step: Steps that it has made.
+
+    Returns:
+      The factor; None if there is no schedule.
+    """
+    if self.get_rate is None:
+      return None
+    epochs = engine.count_epochs(
+      step,
+      num_nodes=self.num_nodes,
+      batch=self.task.batch,
+      num_samples=self.task.num_samples,
+    )
+    return self.get_rate(epochs)

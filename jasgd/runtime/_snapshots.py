@@ -1,12 +1,14 @@
-"""Versions of the weights that were published, and who still uses them."""
+"""Snapshots: published versions of weights, and the leases of their readers."""
 
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
 
 from jasgd import engine
-from jasgd.runtime import _buffers
+from jasgd.runtime.wires import _buffers
+from jasgd.runtime.wires import _messages
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -14,82 +16,135 @@ class Snapshot:
   """Weights that do not change any more.
 
   Attributes:
-    incarnation: Which server made them.
-    clock: After how many updates.
-    rate: The factor of the schedule for the next update, for learners that
-      step on their own.
+    incarnation: Incarnation of the owner that made them.
+    version: Version of the weights; of a server, its clock.
     buffer: The weights, flat.
-    parts: The same, as the compiled functions take them.
-    num_leases: How many use them.
+    parts: The same memory, as the compiled functions take it.
+    rate: Factor of the schedule for the next update, for learners that step on
+      their own replicas.
+    step: Steps that are in a node's weights.
+    mass: Mass of a node's weights, in push-sum.
+    num_leases: How many readers use them.
   """
 
   incarnation: int
-  clock: int
-  rate: float
+  version: int
   buffer: _buffers.Buffer
   parts: engine.BufferViews
-  num_leases: int = 0
+  rate: float = 1.0
+  step: int = 0
+  mass: float = 0.0
+  num_leases: int = 1
 
   @property
-  def version(self) -> tuple[int, int]:
-    """The name of these weights."""
-    return self.incarnation, self.clock
+  def key(self) -> tuple[int, int]:
+    """(incarnation, version), which no other weights of this owner have."""
+    return self.incarnation, self.version
+
+  def make_message(
+    self,
+    *,
+    worker: int = -1,
+    step: int | None = None,
+    fate: int = 0,
+    text: str = '',
+  ) -> _messages.Message:
+    """A SNAPSHOT message about these weights; `step` is theirs by default."""
+    return _messages.Message(
+      _messages.Verb.SNAPSHOT,
+      fate,
+      worker=worker,
+      incarnation=self.incarnation,
+      step=self.step if step is None else step,
+      version=self.version,
+      rate=self.rate,
+      mass=self.mass,
+      text=text,
+    )
 
 
 class SnapshotStore:
-  """Copies of weights in kept buffers; belongs to the owner's thread.
+  """Copies of weights in kept buffers, and the newest of them.
+
+  A buffer is used again when its last lease has ended. Any thread may call any
+  method, but only the owner of the weights makes snapshots.
 
   Args:
-    layout: Of the weights.
-    is_shared: Whether other processes map the buffers.
+    layout: Layout of the weights.
+    is_shared: Whether other processes can map the buffers.
   """
 
   def __init__(self, layout: engine.Layout, *, is_shared: bool) -> None:
     self._layout = layout
     self._pool = _buffers.BufferPool(layout.size, is_shared=is_shared)
+    self._newest: Snapshot | None = None
+    self._lock = threading.Lock()  # Guards the pool, the newest and leases.
 
   def __len__(self) -> int:
-    """Buffers made so far."""
+    """Number of buffers that were made so far."""
     return len(self._pool)
 
+  @property
+  def newest(self) -> Snapshot:
+    """The newest published snapshot. Only the owner may use it unleased."""
+    assert self._newest is not None  # Owners publish before they answer.
+    return self._newest
+
   def copy(
-    self, incarnation: int, clock: int, rate: float, weights: Any
+    self, weights: Any, incarnation: int, version: int, **fields: Any
   ) -> Snapshot:
-    """Copies weights into a buffer; the caller has a lease of it."""
-    buffer = self.reserve()
+    """Copies (params, stats) into a snapshot that no reader knows of yet.
+
+    The caller has a lease of it. No lock is held while the weights are copied.
+    """
+    buffer = self._take()
     self._layout.pack(weights, buffer.array)
-    return self.wrap(incarnation, clock, rate, buffer)
+    parts = self._layout.view(buffer.array)
+    return Snapshot(incarnation, version, buffer, parts, **fields)
 
   def restore(
-    self, incarnation: int, clock: int, rate: float, data: np.ndarray
+    self, data: np.ndarray, incarnation: int, version: int, **fields: Any
   ) -> Snapshot:
-    """A snapshot from its bytes; the caller has a lease of it."""
-    buffer = self.reserve()
+    """A snapshot from the bytes in a checkpoint; the caller has a lease."""
+    buffer = self._take()
     np.copyto(buffer.array, data)
-    return self.wrap(incarnation, clock, rate, buffer)
-
-  def reserve(self) -> _buffers.Buffer:
-    """A buffer that nobody uses, to be filled and given to `wrap`."""
-    return self._pool.take()
-
-  def wrap(
-    self, incarnation: int, clock: int, rate: float, buffer: _buffers.Buffer
-  ) -> Snapshot:
-    """A snapshot of a buffer that is filled; the caller has a lease of it."""
     parts = self._layout.view(buffer.array)
-    return Snapshot(incarnation, clock, rate, buffer, parts, 1)
+    return Snapshot(incarnation, version, buffer, parts, **fields)
+
+  def _take(self) -> _buffers.Buffer:
+    with self._lock:
+      return self._pool.take()
+
+  def publish(self, snapshot: Snapshot) -> None:
+    """Makes a snapshot the newest, and takes over its lease."""
+    with self._lock:
+      old, self._newest = self._newest, snapshot
+      if old is not None:
+        self._end_lease(old)
 
   def lease(self, snapshot: Snapshot) -> Snapshot:
-    """One more uses it."""
-    snapshot.num_leases += 1
+    """Adds a lease to a snapshot that the caller has a lease of, or owns."""
+    with self._lock:
+      snapshot.num_leases += 1
     return snapshot
 
+  def lease_newest(self) -> Snapshot | None:
+    """The newest snapshot, with a lease; None if there is none yet."""
+    with self._lock:
+      if self._newest is not None:
+        self._newest.num_leases += 1
+      return self._newest
+
   def end_lease(self, snapshot: Snapshot) -> None:
-    """One less uses it; the last one frees the buffer."""
+    """Ends a lease; the last one frees the buffer."""
+    with self._lock:
+      self._end_lease(snapshot)
+
+  def _end_lease(self, snapshot: Snapshot) -> None:
     snapshot.num_leases -= 1
     if not snapshot.num_leases:
       self._pool.give_back(snapshot.buffer)
 
   def close(self) -> None:
-    """Gives the buffers back."""
+    """Closes the buffers' file descriptors."""
     self._pool.close()

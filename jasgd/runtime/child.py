@@ -1,6 +1,6 @@
-"""`python -m jasgd.runtime.child`: see `jasgd.runtime.processes`."""
+"""`python -m jasgd.runtime.child`: see `_processes.run_child`."""
 
-from jasgd.runtime import processes
+from jasgd.runtime import _processes
 
 if __name__ == '__main__':
-  processes.run_child()
+  _processes.run_child()

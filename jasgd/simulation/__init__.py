@@ -1,16 +1,14 @@
-"""How long does everything take? Time models x protocol -> trace."""
+"""How long does everything take? Time models x strategy -> trace."""
 
-from jasgd.simulation._compare import compare
-from jasgd.simulation._compare import Comparison
 from jasgd.simulation._failures import draw_failures
 from jasgd.simulation._failures import Failure
 from jasgd.simulation._network import make_network
 from jasgd.simulation._network import Network
-from jasgd.simulation._nodes import check_nodes
-from jasgd.simulation._nodes import simulate_nodes
+from jasgd.simulation._predict import compare
+from jasgd.simulation._predict import Comparison
+from jasgd.simulation._predict import measure_exchanges
 from jasgd.simulation._predict import predict
-from jasgd.simulation._resampled import resampled
-from jasgd.simulation._simulate import check_setup
+from jasgd.simulation._simulate import check_simulation
 from jasgd.simulation._simulate import simulate
 from jasgd.simulation._times import ComputeTime
 from jasgd.simulation._times import constant
@@ -20,6 +18,7 @@ from jasgd.simulation._times import lognormal
 from jasgd.simulation._times import normal
 from jasgd.simulation._times import pareto
 from jasgd.simulation._times import recorded
+from jasgd.simulation._times import resampled
 from jasgd.simulation._times import with_slow_minority
 from jasgd.simulation._times import with_slow_spells
 from jasgd.simulation._times import with_speeds
@@ -29,8 +28,7 @@ __all__ = [
   'ComputeTime',
   'Failure',
   'Network',
-  'check_nodes',
-  'check_setup',
+  'check_simulation',
   'compare',
   'constant',
   'draw_failures',
@@ -38,13 +36,13 @@ __all__ = [
   'gamma',
   'lognormal',
   'make_network',
+  'measure_exchanges',
   'normal',
   'pareto',
   'predict',
   'recorded',
   'resampled',
   'simulate',
-  'simulate_nodes',
   'with_slow_minority',
   'with_slow_spells',
   'with_speeds',

@@ -1,4 +1,4 @@
-"""Learners that die, and come back."""
+"""Workers that die, and come back."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,15 +10,15 @@ from jasgd.simulation import _times
 
 
 class Failure(NamedTuple):
-  """A learner is gone from `time` until `until` (infinity: for good)."""
+  """A worker is down from `time` until `until` (infinity: for good)."""
 
   time: float
-  learner: int
+  worker: int
   until: float = np.inf
 
 
 def draw_failures(
-  num_learners: int,
+  num_workers: int,
   horizon: float,
   mean_time_between: float,
   mean_down_time: float,
@@ -27,12 +27,12 @@ def draw_failures(
   """Random failures up to `horizon`, exponential in both times.
 
   Args:
-    num_learners: Number of learners.
-    horizon: Until when learners may die.
-    mean_time_between: Mean time for which a learner is up.
-    mean_down_time: Mean time for which it is then gone.
-    seed: Of numpy's generator; as with the times of learners, the same seed
-      gives the same failures on every machine, but for another numpy.
+    num_workers: Number of learners or nodes.
+    horizon: Time after which no worker dies.
+    mean_time_between: Mean time for which a worker is up.
+    mean_down_time: Mean time for which it is then down.
+    seed: Seed of numpy's generator. The same seed gives the same failures on
+      every machine, with the same release of numpy.
 
   Returns:
     The failures, in order of time.
@@ -45,49 +45,67 @@ def draw_failures(
     >>> len(simulation.draw_failures(10, 100.0, 50.0, 5.0)) > 5
     True
   """
-  protocols.check_count('num_learners', num_learners, 1)
+  protocols.check_count('num_workers', num_workers, 1)
   _times.check_seed(seed)
   _times.check_positive('horizon', horizon)
   _times.check_positive('mean_time_between', mean_time_between)
   _times.check_positive('mean_down_time', mean_down_time)
   failures = []
-  for learner in range(num_learners):
-    generator = _times.make_generator(seed, _times.FAILURES, learner)
+  for worker in range(num_workers):
+    generator = _times.make_generator(seed, _times.FAILURES, worker)
     time = generator.exponential(mean_time_between)
     while time < horizon:
       until = time + generator.exponential(mean_down_time)
-      failures.append(Failure(time, learner, until))
+      failures.append(Failure(time, worker, until))
       time = until + generator.exponential(mean_time_between)
   return sorted(failures)
 
 
-def read_failures(failures: Sequence[Any], num_learners: int) -> list[Failure]:
-  """The failures in order of time; a ValueError for what cannot be."""
-  read = sorted(map(_read_failure, failures))
-  up_since = dict.fromkeys(range(num_learners), 0.0)
-  for time, learner, until in read:
-    if learner not in up_since:
+def read_failures(failures: Sequence[Any], num_workers: int) -> list[Failure]:
+  """Checks failures, and sorts them by time.
+
+  Args:
+    failures: Failures, or tuples with or without an end.
+    num_workers: Number of workers.
+
+  Returns:
+    The failures.
+
+  Raises:
+    ValueError: if one is of no worker, or two of a worker overlap.
+  """
+  if isinstance(failures, str) or not isinstance(failures, Sequence):
+    raise ValueError(
+      f'failures must be a list of Failure, got {failures!r}. See '
+      'draw_failures for random ones.'
+    )
+  checked = sorted(map(_read_failure, failures))
+  up_since = dict.fromkeys(range(num_workers), 0.0)
+  for time, worker, until in checked:
+    if worker not in up_since:
       raise ValueError(
-        f'A failure names learner {learner}, but there are {num_learners}.'
+        f'A failure names worker {worker}, but there are {num_workers}: they '
+        f'are numbered from 0 to {num_workers - 1}.'
       )
-    if not up_since[learner] <= time < until:
+    if not up_since[worker] <= time < until:
       raise ValueError(
-        f'Learner {learner} cannot fail from {time} to {until}: it is up from '
-        f'{up_since[learner]} on.'
+        f'Worker {worker} cannot fail from {time} to {until}: it must be up '
+        f'before, and is up from {up_since[worker]} on, and come back later '
+        'than it dies.'
       )
-    up_since[learner] = until
-  return read
+    up_since[worker] = until
+  return checked
 
 
 def _read_failure(failure: Any) -> Failure:
-  """A failure as it was given, or as a tuple with or without an end."""
+  """A failure that was given as one, or as a tuple with or without an end."""
   if not isinstance(failure, tuple) or not 2 <= len(failure) <= 3:
     raise ValueError(
-      f'A failure is given as (time, learner, until), got {failure!r}.'
+      f'A failure is (time, worker) or (time, worker, until), got {failure!r}.'
     )
-  time, learner, until = Failure(*failure)
+  time, worker, until = Failure(*failure)
   return Failure(
     protocols.check_number('time of a failure', time),
-    protocols.check_count('learner of a failure', learner, 0),
+    protocols.check_count('worker of a failure', worker, 0),
     protocols.check_number('until of a failure', until),
   )

@@ -13,24 +13,24 @@ _NUM_DRAWN = 1000  # Durations of updates that are drawn at once.
 
 
 class Network(NamedTuple):
-  """The way between the learners and the server, in seconds and bytes.
+  """The links between workers and a server, or among nodes.
 
   A push takes the latency, waits for its turn on the server's incoming link,
   and is then sent at the slower of the two bandwidths; a pull likewise, on the
-  outgoing link. The server's link is full-duplex: all pushes share one
-  direction and all pulls the other, and none is in the way of one that goes the
-  other way. The server works on one update at a time. With several shards
-  each holds a part of the weights, has a link of its own, and updates its part.
+  outgoing link. The server's link is full-duplex: pushes share one direction
+  and pulls the other, and neither delays the other. The server works on one
+  update at a time. With several shards, each holds a part of the weights, has a
+  link of its own, and updates its part.
 
   Attributes:
-    latency: Of one message.
-    bandwidth: Of a learner's link, in bytes per second.
-    server_bandwidth: Of the server's link, which all pushes (and, the other
-      way, all pulls) share.
-    bytes_per_push: Size of a gradient.
+    latency: Seconds that one message takes whatever its size.
+    bandwidth: Bytes per second of a worker's link.
+    server_bandwidth: Bytes per second of the server's link, which all pushes
+      share, and all pulls, which go the other way.
+    bytes_per_push: Size of a gradient, or of a message between nodes.
     bytes_per_pull: Size of the weights.
-    server_time: Of one update: a number, or a time model of its own.
-    num_shards: Servers among which the weights are split.
+    server_time: Seconds of one update: a number, or a time model for one.
+    num_shards: Number of servers among which the weights are split.
   """
 
   latency: float = 0.0
@@ -42,7 +42,7 @@ class Network(NamedTuple):
   num_shards: int = 1
 
   def check(self) -> None:
-    """Raises a ValueError for what cannot be."""
+    """Raises a ValueError if a field makes no sense."""
     for name in ('latency', 'bytes_per_push', 'bytes_per_pull'):
       _times.check_not_negative(name, getattr(self, name))
     for name in ('bandwidth', 'server_bandwidth'):
@@ -56,11 +56,12 @@ class Network(NamedTuple):
         raise ValueError(
           f'{name}={num_bytes} take no finite time with '
           f'bandwidth={self.bandwidth} and '
-          f'server_bandwidth={self.server_bandwidth}.'
+          f'server_bandwidth={self.server_bandwidth}: bandwidths are in bytes '
+          'per second.'
         )
 
   def _check_server_time(self) -> None:
-    """Raises a ValueError if it is no number, nor a time model for one."""
+    """Raises a ValueError if `server_time` is no number and no time model."""
     time = self.server_time
     if not isinstance(time, _times.ComputeTime):
       _times.check_not_negative('server_time', time)
@@ -69,12 +70,12 @@ class Network(NamedTuple):
       time.table(0, 0, 1, 1, stream=_times.SERVER)
     except ValueError as error:
       raise ValueError(
-        f'server_time must be a time model for one learner, got {time.name}: '
+        f'server_time must be a time model for one worker, got {time.name}: '
         f'{error}'
       ) from None
 
   def to_header(self) -> dict[str, Any]:
-    """All fields, as JSON can hold them."""
+    """All fields, as a JSON-serialisable dict."""
     fields = self._asdict()
     if isinstance(self.server_time, _times.ComputeTime):
       fields['server_time'] = self.server_time.name
@@ -116,13 +117,14 @@ def make_network(
   """A network for messages of a model's size.
 
   Args:
-    num_parameters: Of the model.
-    bytes_per_parameter: Of the wire's dtype: 4 for float32, 2 for bfloat16.
+    num_parameters: Number of parameters of the model.
+    bytes_per_parameter: Bytes of the dtype in messages: 4 for float32, 2 for
+      bfloat16.
     latency: As in `Network`, and so are the others.
-    bandwidth: Of a learner's link.
-    server_bandwidth: Of the server's link.
-    server_time: Of one update.
-    num_shards: Servers among which the weights are split.
+    bandwidth: Bytes per second of a worker's link.
+    server_bandwidth: Bytes per second of the server's link.
+    server_time: Seconds of one update.
+    num_shards: Number of servers among which the weights are split.
 
   Returns:
     A `Network`.
@@ -153,7 +155,7 @@ def make_network(
 
 
 def iterate_update_times(network: Network, seed: int) -> Iterator[float]:
-  """The durations of updates, one after another; shards share the work."""
+  """Durations of updates, one after another; shards share the work."""
   time = network.server_time
   if not isinstance(time, _times.ComputeTime):
     return itertools.repeat(time / network.num_shards)

@@ -1,20 +1,21 @@
-"""`predict`: what the simulator says about a run, from its measured times."""
+"""`predict` and `compare`: a run against a simulation from its own times."""
 
 from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
-from jasgd.simulation import _resampled
 from jasgd.simulation import _simulate
 from jasgd.simulation import _times
 
-# Those that a protocol has decided on. The others tell of a run that was over,
-# or of what no simulator knows: lost servers, bad numbers.
+# Fates that a protocol decides on. The others come from the end of a run, or
+# from events that no simulator knows: lost servers, infinite numbers.
 _DECIDED = (
   protocols.Fate.APPLIED,
   protocols.Fate.PENDING,
@@ -22,7 +23,7 @@ _DECIDED = (
   protocols.Fate.DROPPED_STALE,
 )
 _KINDS = (
-  traces.Kind.GRADIENT,
+  traces.Kind.PUSH,
   traces.Kind.JOIN,
   traces.Kind.LEAVE,
   traces.Kind.FETCH,
@@ -30,12 +31,12 @@ _KINDS = (
 
 
 class _Measured(NamedTuple):
-  """The records of learners that stand, and what was measured of each."""
+  """The valid records of learners, and the duration of each gradient."""
 
   records: np.ndarray
   is_gradient: np.ndarray
   # Whether it is the first gradient since its learner came, or since the server
-  # was restarted: it took longer, to compile or to find the server again.
+  # was restarted. It took longer, to compile or to find the server again.
   is_first: np.ndarray
   # Seconds from the learner's start to the arrival; NaN: not known.
   duration: np.ndarray
@@ -44,55 +45,77 @@ class _Measured(NamedTuple):
 def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
   """Simulates a real run from the times that were measured in it.
 
-  A learner's durations, from the start of a gradient to its arrival at the
-  server, are drawn with replacement from those that were measured of this
-  learner; so are the server's times per update, from the arrival of a gradient
-  to the release of its learner. The first gradient of a learner, which has to
-  compile, is not among them: it takes what it took. Who came late, left or came
-  back does so at the same time. Protocol and overlap are those of the header,
-  and as many gradients are handled as the protocol handled in the run. What a
-  restart of the server made void is left out.
+  **With a server**: a learner's durations, from the start of a gradient to its
+  arrival at the server, are drawn with replacement from those that were
+  measured of this learner; so are the server's times per update, from the
+  arrival of a gradient to the release of its learner. The first gradient of a
+  learner, which has to compile, is not drawn: it takes what it took. Learners
+  that came late, left or came back do so at the same time. As many gradients
+  are handled as the protocol handled in the run. What a restart of the server
+  made void is left out.
 
-  So nothing of the order in which gradients came, nor of their staleness, is
-  put in: `compare` says how well the two agree.
+  **Without a server**: a node's durations, from one record to the end of its
+  next step, are drawn likewise; the latency is half of the median time that a
+  mix took, and the time to detect a death the median of questions that were not
+  answered. Nodes die and come back when they did, from checkpoints as often as
+  the header says.
+
+  So nothing of the order of events, nor of staleness or age, is put in:
+  `compare` says how well the two agree.
 
   Args:
     trace: Trace of a real or simulated run. The 'strategy' in its header is
-      the config of its protocol, as of `Protocol.to_config`.
-    seed: Of the draws.
+      the config of its strategy, as of `to_config`.
+    seed: Seed of the draws.
 
   Returns:
     The trace of the simulation.
 
   Raises:
-    ValueError: if the header names no protocol that can be simulated, or no
+    ValueError: if the header names no strategy that can be simulated, or no
       times were measured.
 
   Examples:
     >>> import jasgd
     >>> from jasgd import protocols, simulation
     >>> protocol = protocols.softsync(2)
-    >>> trace = jasgd.simulate(protocol, num_learners=4, num_gradients=100)
+    >>> trace = jasgd.simulate(protocol, num_workers=4, num_gradients=100)
     >>> predicted = simulation.predict(trace)
-    >>> predicted.num_updates, bool((predicted.learner == trace.learner).all())
+    >>> predicted.num_updates, bool((predicted.worker == trace.worker).all())
     (50, True)
   """
-  protocol = _read_protocol(trace)
+  strategy = gossip.make_strategy(trace.header.get('strategy', {}))
+  if isinstance(strategy, gossip.PeerStrategy):
+    return _predict_peers(trace, strategy, seed)
+  if isinstance(strategy, protocols.constant_delay):
+    # Its delay comes from equal times; with those of a real run, it is this.
+    strategy = protocols.asynchronous()
+  return _predict_server(trace, strategy, seed)
+
+
+# --- With a server.
+
+
+def _predict_server(
+  trace: traces.Trace, protocol: protocols.Protocol, seed: int
+) -> traces.Trace:
+  """`predict` for learners that push to a server."""
   num_gradients = int(np.count_nonzero(np.isin(trace.fate, _DECIDED)))
   measured = _measure(trace)
   is_usable = measured.is_gradient & (measured.duration > 0)
   if not num_gradients or not np.any(is_usable):
     raise ValueError(
       'A prediction needs gradients whose times are known; the trace has '
-      f'{num_gradients} gradients and {np.count_nonzero(is_usable)} times.'
+      f'{num_gradients} gradients and {np.count_nonzero(is_usable)} times. '
+      'Predict a longer run.'
     )
   num_steps = protocol.steps_per_push
   times, firsts = _collect_times(trace, measured, is_usable, num_steps)
   return _simulate.simulate(
     protocol,
-    num_learners=len(times),
+    num_workers=len(times),
     num_gradients=num_gradients,
-    compute=_resampled.resampled(times, firsts, num_steps),
+    compute=_times.resampled(times, firsts, num_steps),
     network=_network.Network(server_time=_measure_server(trace)),
     failures=_list_failures(
       trace, measured, [float(np.mean(each)) for each in times]
@@ -103,24 +126,15 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
   )
 
 
-def _read_protocol(trace: traces.Trace) -> protocols.Protocol:
-  """The header's protocol, as a real server drives it."""
-  protocol = protocols.from_config(trace.header.get('strategy', {}))
-  if isinstance(protocol, protocols.constant_delay):
-    # The delay is one of equal times; with those of a real run, it is this.
-    return protocols.asynchronous()
-  return protocol
-
-
 def _measure(trace: traces.Trace) -> _Measured:
   """Finds the first gradients, and measures how long each one took."""
   records = np.asarray(trace.records)
   is_learners = np.isin(records['kind'], _KINDS)
   records = records[is_learners & ~trace.is_void]
   # Learner by learner, each in the order of its records.
-  order = np.argsort(records['learner'], kind='stable')
-  kinds, learner = records['kind'][order], records['learner'][order]
-  is_gradient = kinds == traces.Kind.GRADIENT
+  order = np.argsort(records['worker'], kind='stable')
+  kinds, learner = records['kind'][order], records['worker'][order]
+  is_gradient = kinds == traces.Kind.PUSH
   life = np.cumsum(kinds == traces.Kind.JOIN)
   life[1:] += np.cumsum(np.diff(learner) != 0)
   fetched = _find_fetches(records[order], life)[is_gradient]
@@ -130,23 +144,23 @@ def _measure(trace: traces.Trace) -> _Measured:
   is_first[1:] |= np.diff(records['incarnation'][places]) != 0
   released = np.roll(records['release_time'][places], 1)
   released[is_first] = np.nan
-  # A learner that fetches on the way had started before what is recorded.
+  # A learner that fetches before it pushes had started with its first fetch.
   start = np.fmin(records['start_time'][places], np.fmin(released, fetched))
   firsts, duration = np.zeros(len(records), bool), np.full(len(records), np.nan)
   firsts[places] = is_first
-  duration[places] = records['arrive_time'][places] - start
-  is_gradient = records['kind'] == traces.Kind.GRADIENT
+  duration[places] = records['end_time'][places] - start
+  is_gradient = records['kind'] == traces.Kind.PUSH
   return _Measured(records, is_gradient, firsts, duration)
 
 
 def _find_fetches(records: np.ndarray, life: np.ndarray) -> np.ndarray:
-  """When weights were first fetched for what is in each record; NaN: never."""
-  is_gradient = records['kind'] == traces.Kind.GRADIENT
-  # Counted by the gradients before them, what is for one has its number.
+  """When weights were first fetched for each gradient; NaN: never."""
+  is_gradient = records['kind'] == traces.Kind.PUSH
+  # A fetch belongs to the next gradient: it has as many gradients before it.
   number = life + np.cumsum(is_gradient) - is_gradient
   times = np.full(int(number.max(initial=0)) + 1, np.nan)
   is_fetch = records['kind'] == traces.Kind.FETCH
-  np.fmin.at(times, number[is_fetch], records['arrive_time'][is_fetch])
+  np.fmin.at(times, number[is_fetch], records['end_time'][is_fetch])
   return times[number]
 
 
@@ -160,11 +174,11 @@ def _collect_times(
   duration = measured.duration / num_steps
   of_all = duration[is_usable]
   times, first = [], []
-  for learner in range(traces.statistics.count_learners(trace)):
-    is_own = is_usable & (measured.records['learner'] == learner)
+  for learner in range(trace.num_workers):
+    is_own = is_usable & (measured.records['worker'] == learner)
     own = duration[is_own]
     later = duration[is_own & ~measured.is_first]
-    # One with a single gradient has no other times; one without is not there.
+    # A learner with one gradient has only that time; one without any is away.
     times.append(later if len(later) else own if len(own) else of_all)
     first.append(own[0] if len(own) else of_all[0])
   return times, np.tile(first, (num_steps, 1))
@@ -172,21 +186,21 @@ def _collect_times(
 
 def _measure_server(trace: traces.Trace) -> _times.ComputeTime | float:
   """How long updates took: those whose last learner was released at once."""
-  is_applied = trace.fate == protocols.Fate.APPLIED
-  clock, wait = trace.apply_clock[is_applied], trace.wait_time[is_applied]
-  wait = wait[np.diff(clock, append=-1) != 0]
+  pushes = trace.of_kind(traces.Kind.PUSH)
+  last = pushes[pushes['updates'] > 0]
+  wait = last['release_time'] - last['end_time']
   wait = wait[wait > 0]
-  return _resampled.resampled([wait]) if len(wait) else 0.0
+  return _times.resampled([wait]) if len(wait) else 0.0
 
 
 def _list_failures(
   trace: traces.Trace, measured: _Measured, means: Sequence[float]
 ) -> list[_failures.Failure]:
-  """Who was away, from when to when, in seconds since the first start."""
+  """Absences of learners, in seconds since the first start."""
   records, is_gradient = measured.records, measured.is_gradient
-  origin = np.nanmin(records['arrive_time'] - measured.duration)
-  end = np.nanmax(trace.arrive_time[np.isin(trace.fate, _DECIDED)]) - origin
-  active = set(records['learner'][is_gradient].tolist())
+  origin = np.nanmin(records['end_time'] - measured.duration)
+  end = np.nanmax(trace.end_time[np.isin(trace.fate, _DECIDED)]) - origin
+  active = set(records['worker'][is_gradient].tolist())
   num_present = int(trace.header.get('num_present', len(means)))
   away = {
     learner: 0.0
@@ -196,18 +210,255 @@ def _list_failures(
   failures = []
   is_fetch = records['kind'] == traces.Kind.FETCH
   for record in records[~(is_gradient | is_fetch) | measured.is_first]:
-    learner, kind = int(record['learner']), record['kind']
-    time = float(record['arrive_time'] - origin)
+    learner, kind = int(record['worker']), record['kind']
+    time = float(record['end_time'] - origin)
     if learner not in active:
       continue
     if kind == traces.Kind.LEAVE and time < end:
       away.setdefault(learner, max(0.0, time))
     elif kind == traces.Kind.JOIN and time <= 0:
       away.pop(learner, None)
-    elif kind == traces.Kind.GRADIENT and learner in away:
-      # It counts from when it computes as usual, and no longer compiles.
+    elif kind == traces.Kind.PUSH and learner in away:
+      # It is back when its first gradient would have begun without compiling.
       since = away.pop(learner)
       until = max(time - means[learner], np.nextafter(since, np.inf))
       failures.append(_failures.Failure(since, learner, until))
   failures += [_failures.Failure(time, who) for who, time in away.items()]
   return failures
+
+
+# --- Without a server.
+
+_RETURNS = (traces.Kind.RESTART, traces.Kind.JOIN)
+
+
+def _predict_peers(
+  trace: traces.Trace, strategy: gossip.PeerStrategy, seed: int
+) -> traces.Trace:
+  """`predict` for nodes."""
+  if not len(trace.steps):
+    raise ValueError('A prediction needs steps; the trace has none.')
+  num_nodes = trace.num_workers
+  times, firsts, failures = [], [], []
+  origin = float(np.min(trace.steps['start_time']))
+  of_all = trace.steps['end_time'] - trace.steps['start_time']
+  of_all = of_all[of_all > 0]
+  for node in range(num_nodes):
+    own = trace.of_replica(node)
+    own = own[own['kind'] != traces.Kind.LOST]
+    is_step = own['kind'] == traces.Kind.STEP
+    # From the last record on: what lies between two steps belongs to them.
+    gaps = own['end_time'] - np.append(origin, own['end_time'][:-1])
+    is_first = np.append(True, np.isin(own['kind'][:-1], _RETURNS))[: len(own)]
+    later = gaps[is_step & ~is_first & (gaps > 0)]
+    first = gaps[is_step & is_first & (gaps > 0)]
+    times.append(later if len(later) else of_all)
+    firsts.append(first[0] if len(first) else times[-1].mean())
+    failures += _list_deaths(own, node, origin)
+  waits = traces.statistics.keep_first_of_mix(trace.mixes)
+  latency = _measure_latency(waits, num_nodes)
+  questions = trace.of_kind(traces.Kind.LOST)
+  questions = questions[questions['read_version'] < 0]
+  seconds = questions['end_time'] - questions['start_time']
+  detection = float(np.median(seconds)) if len(seconds) else 0.0
+  return _simulate.simulate(
+    strategy,
+    num_workers=num_nodes,
+    num_gradients=int(trace.steps['step'].max()) * num_nodes,
+    compute=_times.resampled(times, [firsts]),
+    network=_network.Network(latency=latency),
+    failures=failures,
+    batch=int(trace.header.get('batch') or 1),
+    detection_seconds=max(0.0, detection - 2 * latency),
+    checkpoint_seconds=float(trace.header.get('checkpoint_seconds', np.inf)),
+    seed=seed,
+  )
+
+
+def _list_deaths(
+  own: np.ndarray, node: int, origin: float
+) -> list[_failures.Failure]:
+  """The times at which a node died, and came back if it did."""
+  kinds, ends = own['kind'], own['end_time'] - origin
+  failures = []
+  for index in range(len(own)):
+    is_last = index == len(own) - 1
+    if kinds[index] in (traces.Kind.END, *_RETURNS) or ends[index] <= 0:
+      continue
+    if is_last:
+      failures.append(_failures.Failure(float(ends[index]), node))
+    elif kinds[index] == traces.Kind.LEAVE or kinds[index + 1] in _RETURNS:
+      back = max(float(ends[index + 1]), np.nextafter(ends[index], np.inf))
+      failures.append(_failures.Failure(float(ends[index]), node, back))
+  return failures
+
+
+def _measure_latency(waits: np.ndarray, num_nodes: int) -> float:
+  """The latency that explains how long mixes, or means, typically took."""
+  if not len(waits):
+    return 0.0
+  is_mean = waits['kind'] == traces.Kind.MEAN
+  if not np.any(is_mean):
+    seconds = waits['end_time'] - waits['start_time']
+    return float(np.median(seconds)) / 2
+  # A mean begins when its last member comes, and has 2 (n - 1) messages.
+  waits = waits[is_mean]
+  _, group = np.unique(waits['group'], return_inverse=True)
+  begun = np.full(group.max() + 1, -np.inf)
+  done = np.full(group.max() + 1, np.inf)
+  np.maximum.at(begun, group, waits['start_time'])
+  np.minimum.at(done, group, waits['end_time'])
+  seconds = float(np.median(np.maximum(done - begun, 0)))
+  return seconds / max(1, 2 * (num_nodes - 1))
+
+
+# --- Comparison.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+  """A run and its prediction: arrays over workers, and numbers of all.
+
+  A difference is relative to the prediction: 0.1 is 10% more than that.
+  """
+
+  measured_staleness: np.ndarray  # Means of applied gradients; NaN: none.
+  predicted_staleness: np.ndarray
+  staleness_difference: np.ndarray
+  measured_share: np.ndarray  # Of all applied gradients.
+  predicted_share: np.ndarray
+  share_difference: np.ndarray
+  # Of the two distributions of staleness (with a server) or age (without),
+  # from 0 (the same) to 1.
+  total_variation: float
+  measured: dict[str, float]  # Numbers of `measure_exchanges`.
+  predicted: dict[str, float]  # Means over the predictions.
+
+
+def measure_exchanges(trace: traces.Trace) -> dict[str, float]:
+  """The numbers by which a run and its prediction are compared.
+
+  Args:
+    trace: A trace.
+
+  Returns:
+    `gradients_per_second`; with a server `updates_per_gradient` and
+    `staleness`, without `mixes_per_step`, `age` (means) and `lost_mass`.
+
+  Examples:
+    >>> import jasgd
+    >>> from jasgd import protocols, simulation
+    >>> trace = jasgd.simulate(
+    ...     protocols.softsync(2), num_workers=4, num_gradients=100)
+    >>> simulation.measure_exchanges(trace)['updates_per_gradient']
+    0.5
+  """
+  summary = traces.summarize(trace)
+  divide, count = traces.statistics.divide, summary.num_gradients
+  numbers = {'gradients_per_second': summary.gradients_per_second}
+  if trace.has_server:
+    return numbers | {
+      'updates_per_gradient': divide(summary.num_updates, count),
+      'staleness': summary.staleness.mean,
+    }
+  return numbers | {
+    'mixes_per_step': divide(summary.num_mixes, count),
+    'age': summary.age.mean,
+    'lost_mass': summary.lost_mass,
+  }
+
+
+def compare(trace: traces.Trace, *predicted: traces.Trace) -> Comparison:
+  """Compares a run with what was predicted of it.
+
+  The total variation of the shares p(tau) and q(tau) of gradients with
+  staleness tau is 1/2 sum |p(tau) - q(tau)|.
+
+  Args:
+    trace: The run.
+    *predicted: What `predict` made of it. Several, of different seeds, are
+      taken together, so that less is left to the chance of one.
+
+  Returns:
+    A comparison, with an entry for each learner of any.
+
+  Raises:
+    ValueError: if nothing was predicted.
+    TraceError: if records hold what no run can have left.
+
+  Examples:
+    >>> import jasgd
+    >>> from jasgd import protocols, simulation
+    >>> trace, other = (
+    ...     jasgd.simulate(protocol, num_workers=2, num_gradients=100)
+    ...     for protocol in (protocols.asynchronous(), protocols.hardsync()))
+    >>> simulation.compare(trace, trace).total_variation
+    0.0
+    >>> simulation.compare(trace, other).total_variation
+    0.99
+  """
+  if not predicted:
+    raise ValueError('A trace is compared with one or more predictions.')
+  num_workers = max(each.num_workers for each in (trace, *predicted))
+  staleness, share, histogram = _count([trace], num_workers)
+  others = _count(predicted, num_workers)
+  return Comparison(
+    measured_staleness=staleness,
+    predicted_staleness=others[0],
+    staleness_difference=_relate(staleness, others[0]),
+    measured_share=share,
+    predicted_share=others[1],
+    share_difference=_relate(share, others[1]),
+    total_variation=_measure_variation(histogram, others[2]),
+    measured=measure_exchanges(trace),
+    predicted=_average([measure_exchanges(each) for each in predicted]),
+  )
+
+
+def _average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+  """The mean of each number."""
+  return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def _count(
+  together: Sequence[traces.Trace], num_workers: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Per learner mean staleness and share, and the histogram of all."""
+  applied = [trace.fate == protocols.Fate.APPLIED for trace in together]
+  worker, staleness = (
+    np.concatenate(
+      [
+        getattr(trace, name)[is_applied]
+        for trace, is_applied in zip(together, applied, strict=True)
+      ]
+    )
+    for name in ('worker', 'staleness')
+  )
+  counts = np.bincount(worker, minlength=num_workers)
+  totals = np.bincount(worker, weights=staleness, minlength=num_workers)
+  mean = np.full(num_workers, np.nan)
+  np.divide(totals, counts, out=mean, where=counts > 0)
+  if not together[0].has_server:
+    staleness = np.concatenate(
+      [traces.statistics.measure_ages(trace) for trace in together]
+    )
+  summary = traces.statistics.describe(staleness)
+  return mean, counts / max(1, len(worker)), summary.histogram
+
+
+def _relate(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+  """The relative difference; 0 if both are 0, infinite if one is."""
+  difference = measured - predicted
+  relative = np.where(difference == 0, 0.0, np.copysign(np.inf, difference))
+  np.divide(difference, predicted, out=relative, where=predicted != 0)
+  return relative
+
+
+def _measure_variation(first: np.ndarray, second: np.ndarray) -> float:
+  """The total variation of two histograms; NaN if one is empty."""
+  if not len(first) or not len(second):
+    return float('nan')
+  shares = np.zeros((2, max(len(first), len(second))))
+  shares[0, : len(first)] = first / first.sum()
+  shares[1, : len(second)] = second / second.sum()
+  return float(np.abs(shares[0] - shares[1]).sum() / 2)

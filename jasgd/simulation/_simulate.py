@@ -1,52 +1,104 @@
-"""`simulate`: who computes what when, without any weights."""
+"""`simulate`: from a strategy and time models to a trace, without weights."""
 
 from collections.abc import Sequence
+import math
+from typing import Any
 
 import numpy as np
 
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import traces
-from jasgd.simulation import _events
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
+from jasgd.simulation import _peer_loop
+from jasgd.simulation import _server_loop
 from jasgd.simulation import _sorted
 from jasgd.simulation import _times
 
+_Strategy = protocols.Protocol | gossip.PeerStrategy
+
 
 def simulate(
-  protocol: protocols.Protocol,
+  strategy: _Strategy,
   *,
-  num_learners: int | None = None,
+  num_workers: int | None = None,
   num_gradients: int,
   compute: _times.ComputeTime | None = None,
   network: _network.Network | None = None,
   failures: Sequence[_failures.Failure] = (),
   overlap: bool = False,
   batch: int = 1,
+  detection_seconds: float = 0.0,
+  checkpoint_seconds: float = math.inf,
+  restart_seconds: float = 0.0,
   seed: int = 0,
 ) -> traces.Trace:
-  """Runs learners and a server in virtual time, and records what happens.
+  """Runs a strategy in virtual time, and records what happens.
 
-  A push is handled atomically: staleness is measured, the protocol decides, the
-  clock advances by one if it updates, and only then does the learner's pull see
-  the newest weights. So with c gradients per update the mean staleness is
-  (num_learners - 1) / c, whatever the speeds; with overlap, where a learner
-  pulls before its push is applied, it is num_learners / c. Overlap changes what
-  is read, not when: the times are those without.
+  **With a protocol**, learners push to a server. A push is handled atomically:
+  staleness is measured, the protocol decides, the clock advances by one if it
+  updates, and only then does the learner's pull see the newest weights. So with
+  c gradients per update the mean staleness is (num_workers - 1) / c, whatever
+  the speeds; with overlap, where a learner pulls before its push is applied, it
+  is num_workers / c. Overlap changes what is read, not when: the times are
+  those without.
+
+  **With a peer strategy**, nodes step on their own weights. Every node is
+  driven by the state machine that a real process would have, see
+  `jasgd.gossip.PeerNode`. Each makes equally many steps. A node that is done
+  still answers, and mixes what it is sent.
+
+  A dead node does nothing. Each other node believes that it is alive until it
+  fails to reach it, which takes two latencies and `detection_seconds`; after
+  that it chooses among the others, until the dead node is back. A message that
+  was under way when its receiver died is lost, and with push-sum the message's
+  mass. A message that a node sent before it died still arrives.
+
+  A node that comes back goes on from its last checkpoint, if it has one. If it
+  has none, it asks other nodes for weights, or the centre of elastic averaging:
+  until it has them, others see it as dead. If no other node is up, it starts
+  again from the first weights. An all-reduce stops when a node dies; once all
+  nodes are up again, all of them go back to the last checkpoint, or to the
+  start.
+
+  With all-reduce of period 1, nodes average their gradients, and each makes the
+  same update; with a longer period they step on their own, and average their
+  weights. In elastic averaging a node asks the centre, moves towards its
+  answer, and sends the force by which it has moved, without waiting until the
+  centre has moved too. If its order is 'easgd', the next gradient is still of
+  the weights before that mix, although it is computed after it. Push-sum has
+  GoSGD's form: steps are applied to the weights of a node, and the mass beside
+  them is the factor by which they are mixed.
+
+  A message between nodes takes the latency and its bytes divided by
+  `bandwidth`. Messages that a node sends, or the answers to its questions, go
+  over its link one after another. All workers share the link of a server or
+  centre (`server_bandwidth`, `num_shards`) and its `server_time`.
 
   Args:
-    protocol: When the server updates and who waits: see `jasgd.protocols`.
-    num_learners: Number of learners. A constant delay knows its own.
-    num_gradients: How many gradients the server handles, dropped ones included.
-    compute: How long a gradient takes: see `jasgd.simulation`. By default 1.
-    network: How long messages and updates take. By default no time.
-    failures: Learners that die and come back: each a `Failure`, or a tuple of
-      time, learner and, unless it is for good, until when.
+    strategy: A protocol of `jasgd.protocols`, such as `softsync(2)`, or a peer
+      strategy of `jasgd.gossip`, such as `Pull()`.
+    num_workers: Number of learners or nodes. A `constant_delay` implies it.
+    num_gradients: Number of gradients in all, dropped ones included. Nodes make
+      equally many steps each: the number is rounded up to a multiple of
+      `num_workers`.
+    compute: Time model of a gradient, such as `simulation.exponential(1.0)`. By
+      default a gradient takes 1 second.
+    network: Durations of messages and updates; a message between nodes has
+      `bytes_per_push` bytes. By default they take no time.
+    failures: Workers that die and come back: `Failure`s, or tuples of time,
+      worker and, unless it is gone for good, the time of its return.
     overlap: Whether a learner pulls before its push is applied.
-    batch: Samples per gradient, for the `samples` of the trace.
-    seed: Of all random times, below 2**64. The same seed gives the same trace
-      on every machine, with the same release of numpy: the times are drawn by
-      numpy's generator, from the bits of Philox, and a release may change how.
+    batch: Samples per minibatch, for the `samples` of the trace.
+    detection_seconds: Time that a question to a dead node takes to fail, beyond
+      two latencies.
+    checkpoint_seconds: Time between two checkpoints of a node. Infinity: there
+      are none.
+    restart_seconds: Time that a node takes to start when it comes back.
+    seed: Seed of all random times and peers, below 2**64. The same seed gives
+      the same trace on every machine, with the same release of numpy, which may
+      change how a distribution is drawn.
 
   Returns:
     The trace.
@@ -55,134 +107,183 @@ def simulate(
     ValueError: before any work, if an argument makes no sense.
 
   Examples:
-    >>> from jasgd import protocols, simulation
-    >>> trace = simulation.simulate(
-    ...     protocols.asynchronous(), num_learners=4, num_gradients=8)
+    >>> import jasgd
+    >>> from jasgd import gossip, protocols
+    >>> trace = jasgd.simulate(
+    ...     protocols.asynchronous(), num_workers=4, num_gradients=8)
     >>> print(trace.staleness)
     [0 1 2 3 3 3 3 3]
+    >>> trace = jasgd.simulate(
+    ...     gossip.AllReduce(), num_workers=4, num_gradients=12)
+    >>> print(len(trace.steps), len(trace.mixes), trace.duration)
+    12 12 3.0
   """
   compute = _times.constant(1.0) if compute is None else compute
   network = _network.Network() if network is None else network
-  if num_learners is None:
-    inside = getattr(protocol, 'protocol', protocol)
-    num_learners = getattr(inside, 'num_learners', None)
-  check_setup(
-    protocol,
-    num_learners=num_learners,
+  if num_workers is None:
+    inside = getattr(strategy, 'protocol', strategy)
+    num_workers = getattr(inside, 'num_learners', None)
+  check_simulation(
+    strategy,
+    num_workers=num_workers,
     num_gradients=num_gradients,
     compute=compute,
     network=network,
     failures=failures,
     overlap=overlap,
     batch=batch,
+    detection_seconds=detection_seconds,
+    checkpoint_seconds=checkpoint_seconds,
+    restart_seconds=restart_seconds,
     seed=seed,
   )
-  assert num_learners is not None  # It was checked.
-  strategy = protocol.to_config()  # Before the run: it may be refused.
-  failures = _failures.read_failures(failures, num_learners)
-  result = None
-  if _can_be_sorted(protocol) and network.is_free and not failures:
-    result = _sorted.simulate_sorted(
-      protocol, num_learners, num_gradients, compute, seed, overlap
+  assert num_workers is not None  # It was checked.
+  failures = _failures.read_failures(failures, num_workers)
+  header = {
+    'strategy': strategy.to_config(),
+    'description': strategy.describe(),
+    'num_workers': num_workers,
+    'compute': compute.name,
+    'batch': batch,
+    'seed': seed,
+    'bytes_per_push': network.bytes_per_push,
+    'bytes_per_pull': network.bytes_per_pull,
+    'network': network.to_header(),
+    'num_failures': len(failures),
+    'numpy': np.__version__,
+  }
+  if isinstance(strategy, protocols.Protocol):
+    records, header['in_flight'] = _run_server(
+      *(strategy, num_workers, num_gradients, compute, network, failures),
+      *(seed, overlap, batch * strategy.steps_per_push),
     )
-  if result is None:
-    result = _events.EventLoop(
-      protocol, num_learners, compute, network, failures, seed, overlap
-    ).run(num_gradients)
-  records, in_flight = result
-  num_arrived = num_gradients
-  if failures:  # All may be gone before.
-    num_arrived = np.count_nonzero(records['kind'] == traces.Kind.GRADIENT)
-  _settle(records, protocol.clock, batch * protocol.steps_per_push)
-  return traces.Trace(
-    records,
-    {
-      'protocol': protocol.describe(),
-      'strategy': strategy,
-      'num_learners': num_learners,
-      'compute': compute.name,
+    num_made = np.count_nonzero(records['kind'] == traces.Kind.PUSH)
+    header |= {
+      # All learners may be gone before all gradients are made.
+      'num_missing': num_gradients - num_made,
       'overlap': overlap,
-      'batch': batch,
-      'steps_per_push': protocol.steps_per_push,
-      'steps_per_fetch': protocol.steps_per_fetch,
-      'seed': seed,
-      'bytes_per_push': network.bytes_per_push,
-      'bytes_per_pull': network.bytes_per_pull,
-      'network': network.to_header(),
-      'num_failures': len(failures),
-      'num_missing': num_gradients - num_arrived,
-      'numpy': np.__version__,
-      'in_flight': in_flight,
-    },
-  )
+      'steps_per_push': strategy.steps_per_push,
+      'steps_per_fetch': strategy.steps_per_fetch,
+    }
+  else:
+    num_gradients = -(-num_gradients // num_workers) * num_workers
+    setup = _peer_loop.Setup(
+      *(strategy, num_workers, num_gradients // num_workers, compute, network),
+      *(failures, int(seed), float(detection_seconds)),
+      *(float(checkpoint_seconds), float(restart_seconds)),
+    )
+    loop = _peer_loop.PeerLoop(setup)
+    records = loop.run()
+    header['num_missing'] = loop.num_missing
+    records['samples'][records['kind'] == traces.Kind.STEP] = batch
+    averages = 'gradients' if strategy.averages_gradients else 'weights'
+    header |= {'averages': averages, 'num_steps': setup.num_steps}
+  return traces.Trace(records, header)
 
 
-def check_setup(
-  protocol: protocols.Protocol,
+def check_simulation(
+  strategy: _Strategy,
   *,
-  num_learners: int | None,
+  num_workers: int | None,
   num_gradients: int,
   compute: _times.ComputeTime,
   network: _network.Network,
-  failures: Sequence[_failures.Failure],
-  overlap: bool,
-  batch: int,
-  seed: int,
+  failures: Sequence[_failures.Failure] = (),
+  overlap: bool = False,
+  batch: int = 1,
+  detection_seconds: float = 0.0,
+  checkpoint_seconds: float = math.inf,
+  restart_seconds: float = 0.0,
+  seed: int = 0,
 ) -> None:
   """Raises a ValueError if `simulate` would refuse these arguments."""
-  for name, value, kind in (
-    ('protocol', protocol, protocols.Protocol),
-    ('compute', compute, _times.ComputeTime),
-    ('network', network, _network.Network),
+  for name, value, kinds, example in (
+    (
+      *('strategy', strategy, (protocols.Protocol, gossip.PeerStrategy)),
+      'called, as in asynchronous() or Pull()',
+    ),
+    ('compute', compute, (_times.ComputeTime,), 'such as constant(1.0)'),
+    ('network', network, (_network.Network,), 'such as that of make_network'),
   ):
-    if not isinstance(value, kind):
-      raise ValueError(
-        f'{name} must be a {kind.__name__}, got {value!r}. (Protocols are '
-        'called, as in asynchronous(); strategies without a server go to '
-        'simulate_nodes.)'
-      )
-  if num_learners is None:
-    raise ValueError('num_learners must be given.')
-  protocols.check_count('num_learners', num_learners, 1)
+    if not isinstance(value, kinds):
+      names = ' or '.join(kind.__name__ for kind in kinds)
+      raise ValueError(f'{name} must be a {names}, {example}; got {value!r}.')
+  if num_workers is None:
+    raise ValueError(
+      'num_workers must be given: the number of learners or nodes.'
+    )
+  protocols.check_count('num_workers', num_workers, 1)
   protocols.check_count('num_gradients', num_gradients, 1)
   protocols.check_count('batch', batch, 1)
   _times.check_seed(seed)
+  _times.check_not_negative('detection_seconds', detection_seconds)
+  _times.check_not_negative('restart_seconds', restart_seconds)
+  if not protocols.check_number('checkpoint_seconds', checkpoint_seconds) > 0:
+    raise ValueError(
+      f'checkpoint_seconds must be above 0, got {checkpoint_seconds}. With '
+      'infinity there are no checkpoints.'
+    )
   if not isinstance(overlap, (bool, np.bool_)):
     raise ValueError(f'overlap must be True or False, got {overlap!r}.')
-  protocol.check(num_learners)
-  compute.table(seed, 0, 1, num_learners)  # Is it for as many learners?
+  strategy.check(num_workers)
+  compute.table(seed, 0, 1, num_workers)  # Raises for other numbers of workers.
   network.check()
-  _failures.read_failures(failures, num_learners)
-  if overlap and protocol.needs_current_clock:
+  _failures.read_failures(failures, num_workers)
+  if isinstance(strategy, gossip.PeerStrategy):
+    if overlap:
+      raise ValueError(
+        'overlap is for learners, which pull from a server; nodes have none. '
+        'Leave it out.'
+      )
+    return
+  if (detection_seconds, checkpoint_seconds, restart_seconds) != (
+    (0.0, math.inf, 0.0)
+  ):
+    raise ValueError(
+      'detection_seconds, checkpoint_seconds and restart_seconds are for peer '
+      'strategies: a simulated server notices a death at once, and never dies. '
+      'Leave them out.'
+    )
+  if overlap and strategy.needs_current_clock:
     raise ValueError(
       'With overlap a learner pulls before its push is applied, so none of its '
-      'gradients would be of the current clock, which this protocol wants: '
-      f'{protocol.describe()}'
+      'gradients would be of the current clock, which this protocol needs: '
+      f'{strategy.describe()} Use overlap=False.'
     )
-  if protocol.needs_equal_times and not (
+  if strategy.needs_equal_times and not (
     compute.is_constant and network.is_free and not failures
   ):
     raise ValueError(
       'A constant delay comes from equal, constant times without a network or '
-      f'failures; got compute={compute.name}.'
+      f'failures; got compute={compute.name}, network={network} and '
+      f'{len(failures)} failures. With other times use asynchronous().'
     )
 
 
-def _can_be_sorted(protocol: protocols.Protocol) -> bool:
-  """Whether the order of arrivals does not depend on what the server does."""
+def _run_server(
+  protocol: protocols.Protocol,
+  num_workers: int,
+  num_gradients: int,
+  compute: _times.ComputeTime,
+  network: _network.Network,
+  failures: Sequence[_failures.Failure],
+  seed: int,
+  overlap: bool,
+  samples: int,
+) -> tuple[np.ndarray, list[list[Any]]]:
+  """The records of a server, and the header's `in_flight`."""
   has_fetches = protocol.steps_per_fetch != protocol.steps_per_push
-  return not protocol.holds_learners and not has_fetches
-
-
-def _settle(
-  records: np.ndarray, last_clock: int, samples_per_push: int
-) -> None:
-  """Marks the gradients of the last, unfinished group, and counts samples."""
-  is_taken = (records['kind'] == traces.Kind.GRADIENT) & (
-    records['fate'] == protocols.Fate.APPLIED
-  )
-  is_pending = is_taken & (records['arrive_clock'] == last_clock)
-  records['fate'][is_pending] = protocols.Fate.PENDING
-  records['apply_clock'][is_pending] = -1
-  is_applied = is_taken & ~is_pending
-  records['samples'] = np.cumsum(is_applied) * samples_per_push
+  # Whether the order of arrivals is independent of the server's answers.
+  can_be_sorted = not protocol.holds_learners and not has_fetches
+  result = None
+  if can_be_sorted and network.is_free and not failures:
+    result = _sorted.simulate_sorted(
+      protocol, num_workers, num_gradients, compute, seed, overlap, samples
+    )
+  if result is None:
+    result = _server_loop.ServerLoop(
+      protocol, num_workers, compute, network, failures, seed, overlap
+    ).run(num_gradients)
+    records = result[0]
+    records['samples'][records['kind'] == traces.Kind.PUSH] = samples
+  return result

@@ -1,13 +1,14 @@
-"""The short way for protocols in which nobody waits: sort the arrivals.
+"""A fast path for protocols in which no learner waits: sort the arrivals.
 
-If no learner ever waits, a learner's arrival times are the running sums of its
-durations, whatever the others do. Sorted by (time, learner) they are the order
-in which the server handles them. If gradients are only counted, the clock is
-the number of gradients before, divided by the gradients per update, and no
-Python runs per gradient; else the protocol is asked, one gradient at a time.
+If no learner ever waits, the arrival times of a learner are the running sums of
+its durations, whatever the others do. Sorted by (time, learner), they are the
+order in which the server handles gradients. If a protocol only counts
+gradients, the clock is the number of gradients before, divided by the gradients
+per update, and no Python runs per gradient. Otherwise the protocol is asked,
+one gradient at a time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _times
 
-# More drawn durations than this per gradient: learners are so unequal that
-# most of the table is never used.
+# Most durations that are drawn per gradient. Beyond it learners are so unequal
+# that most of the table is never used.
 _MAX_DRAWS = 4
 
 
@@ -28,9 +29,9 @@ class _Arrivals(NamedTuple):
   time: np.ndarray
   duration: np.ndarray
   start: np.ndarray
-  # The place in this order of the learner's gradient before, -1: none.
+  # Place in this order of the same learner's gradient before; -1: none.
   previous: np.ndarray
-  # Of each learner: how many gradients, and the place of the last of them.
+  # Of each learner: number of gradients, and the place of the last of them.
   count: np.ndarray
   last: np.ndarray
 
@@ -42,19 +43,21 @@ def simulate_sorted(
   compute: _times.ComputeTime,
   seed: int,
   overlap: bool,
+  samples: int,
 ) -> tuple[np.ndarray, list[list[float]]] | None:
-  """The records and what is in flight, as `EventLoop.run` gives them.
+  """Records and gradients in flight, as `ServerLoop.run` returns them.
 
   Args:
-    protocol: One that holds no learners; afterwards its clock is the last one.
+    protocol: Protocol that holds no learners; its clock becomes the last one.
     num_learners: Number of learners.
-    num_gradients: How many gradients arrive.
-    compute: How long a gradient takes.
-    seed: Of the times.
+    num_gradients: Number of gradients that arrive.
+    compute: Time model of a gradient.
+    seed: Seed of the times.
     overlap: Whether a learner pulls before its push is applied.
+    samples: Samples of a gradient.
 
   Returns:
-    The same as the event loop, or None if the learners are too unequal.
+    The result of the event loop, or None if the learners are too unequal.
   """
   table = _draw_arrivals(
     num_learners, num_gradients, protocol.steps_per_push, compute, seed
@@ -68,24 +71,32 @@ def simulate_sorted(
     fate = np.zeros((), np.uint8)
   else:
     fate, clock, read_clock = _ask_protocol(protocol, arrivals, overlap)
+  # No learner comes or leaves, so only pushes update. A push has updated if the
+  # next one sees another version.
+  version = np.append(clock[1:], protocol.clock)
   records = _make_records(
     {
       'fate': fate,
-      'learner': arrivals.learner,
-      'step': arrivals.step,
-      'read_clock': read_clock,
-      'arrive_clock': clock,
-      'apply_clock': np.where(fate == protocols.Fate.APPLIED, clock, -1),
+      'updates': (version != clock).view(np.uint8),
+      'replica': np.array(traces.SERVER, np.int32),
+      'worker': arrivals.learner,
+      'samples': np.array(samples, np.int32),
+      'step': (arrivals.step + 1) * protocol.steps_per_push,
+      'read_version': read_clock,
+      'version': version,
       'start_time': arrivals.start,
       'compute_time': arrivals.duration,
-      'arrive_time': arrivals.time,
+      'end_time': arrivals.time,
       'release_time': arrivals.time,
     }
   )
-  return records, _list_in_flight(arrivals, clock, protocol.clock, overlap)
+  in_flight = _list_in_flight(
+    arrivals, clock, protocol.clock, overlap, protocol.steps_per_push
+  )
+  return records, in_flight
 
 
-# Of these an update takes a number of gradients, whatever they are.
+# Protocols whose updates take a fixed number of gradients, whichever they are.
 _COUNTING = (
   protocols.asynchronous,
   protocols.constant_delay,
@@ -97,7 +108,7 @@ _COUNTING = (
 def _count_clocks(
   protocol: protocols.Protocol, arrivals: _Arrivals, overlap: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The clock at each arrival, and the one its gradient was computed at."""
+  """The clock at each arrival, and the clock of each gradient's weights."""
   per_update = 1
   if isinstance(protocol, protocols.softsync):
     per_update = max(1, len(protocol.alive) // protocol.n)
@@ -118,7 +129,8 @@ def _ask_protocol(
   read_clocks = np.empty(num_gradients, np.int64)
   newest = [0] * len(protocol.alive)  # Learner -> the clock of its weights.
   on_push = protocol.on_push
-  # In pieces: as lists all of it would be several times the trace.
+  # In pieces: lists of all gradients would need several times the memory of
+  # the trace.
   for first in range(0, num_gradients, 1 << 16):
     piece = slice(first, first + (1 << 16))
     seen, read = [], []
@@ -146,13 +158,14 @@ def _draw_arrivals(
   num_rows = 2 + int(1.05 * num_gradients / num_learners)
   while (num_rows - 4) * num_learners <= _MAX_DRAWS * num_gradients:
     durations = compute.table(seed, 0, num_rows * steps_per_push, num_learners)
-    # One by one, as the event loop adds them: `sum` may go another way round.
+    # One by one, as the event loop adds them: `sum` may add in another order.
     steps = durations.reshape(num_rows, steps_per_push, num_learners)
     durations = steps[:, 0]
     for index in range(1, steps_per_push):
       durations = durations + steps[:, index]
     arrivals = np.cumsum(durations, axis=0)
-    # Enough, once even the last row of the fastest learner comes too late.
+    # There are enough rows once the fastest learner has made its last push of
+    # the table after all the gradients that are needed.
     num_within = np.count_nonzero(arrivals <= arrivals[-1].min())
     if num_within >= num_gradients:
       return durations, arrivals
@@ -202,9 +215,9 @@ def _find_order(
   return order.astype(np.int32)
 
 
-def _make_records(columns: dict[str, np.ndarray]) -> np.ndarray:
+def _make_records(columns: dict[str, Any]) -> np.ndarray:
   """Records of gradients from their columns."""
-  num_records = len(columns['learner'])
+  num_records = len(columns['worker'])
   records = np.zeros(num_records, traces.RECORD)
   # Piece by piece, so that a piece is still in the cache for the next column.
   for start in range(0, num_records, 1 << 13):
@@ -215,9 +228,13 @@ def _make_records(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _list_in_flight(
-  arrivals: _Arrivals, clock: np.ndarray, last_clock: int, overlap: bool
+  arrivals: _Arrivals,
+  clock: np.ndarray,
+  last_clock: int,
+  overlap: bool,
+  steps_per_push: int,
 ) -> list[list[float]]:
-  """[learner, step, read clock, start] of what every learner computes now."""
+  """[worker, step, read version, start] of each learner's next gradient."""
   last, has_pushed = arrivals.last, arrivals.count > 0
   if overlap:
     read_clock = clock[last]
@@ -226,7 +243,7 @@ def _list_in_flight(
     read_clock = np.where(last + 1 < len(clock), next_clock, last_clock)
   columns = (
     range(len(last)),
-    arrivals.count.tolist(),
+    ((arrivals.count + 1) * steps_per_push).tolist(),
     np.where(has_pushed, read_clock, 0).tolist(),
     np.where(has_pushed, arrivals.time[last], 0.0).tolist(),
   )

@@ -1,15 +1,16 @@
-"""How long a gradient takes: the time models of a learner.
+"""How long a gradient takes: time models of workers.
 
-The k-th duration of learner l is entry (k, l) of a table that is drawn from a
-counter-based generator, so it depends on nothing but the seed, k, l and the
-number of learners: not on the protocol, nor on how far a run has come.
+The k-th duration of worker w is entry (k, w) of a table that is drawn from a
+counter-based generator. It depends on nothing but the seed, k, w and the number
+of workers: neither on the strategy, nor on the progress of the run.
 
-The bits are those of numpy's Philox, which are the same on every machine. What
-numpy's `Generator` makes of them is the same on every machine too, but a
-release of numpy may change a distribution; so a trace's header says which
-numpy it was.
+The random bits are those of numpy's Philox, which are the same on every
+machine. The durations that numpy's `Generator` draws from them are the same on
+every machine too, but a release of numpy may change a distribution. Hence the
+header of a trace names the release.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,17 +18,19 @@ import numpy as np
 
 from jasgd import protocols
 
+_List = Sequence[float] | np.ndarray
+
 # Entries that are drawn at once; part of the table's definition.
 _BLOCK = 1 << 14
 # In seconds: time always advances, and stays finite.
 _SHORTEST, _LONGEST = 1e-12, 1e12
 
-# Whose times a stream of random numbers is for.
-LEARNERS, SERVER, FAILURES = range(3)
+# Streams of random numbers: each is for the times of one kind of owner.
+WORKERS, SERVER, FAILURES = range(3)
 
 
 def make_generator(seed: int, stream: int, block: int) -> np.random.Generator:
-  """A generator that depends on nothing but these three numbers."""
+  """A generator that is a function of these three numbers."""
   key = np.array([seed, stream], np.uint64)
   return np.random.Generator(
     np.random.Philox(key=key, counter=[0, 0, 0, block])
@@ -35,26 +38,26 @@ def make_generator(seed: int, stream: int, block: int) -> np.random.Generator:
 
 
 def check_seed(seed: Any) -> None:
-  """Raises a ValueError unless `seed` fits the key that is made of it."""
+  """Raises a ValueError unless `seed` is a whole number of 64 bits."""
   if protocols.check_count('seed', seed, 0) >= 2**64:
     raise ValueError(f'seed must be below 2**64, got {seed}.')
 
 
-def get_rows_per_block(num_learners: int) -> int:
-  """How many steps of all learners are drawn at once."""
-  return max(1, _BLOCK // num_learners)
+def get_rows_per_block(num_workers: int) -> int:
+  """Number of steps of all workers that are drawn at once."""
+  return max(1, _BLOCK // num_workers)
 
 
 class ComputeTime(NamedTuple):
   """A table of durations, drawn block by block.
 
-  Durations are in seconds; shorter ones than 1e-12 and longer ones than 1e12
-  are taken for these, so that time always advances, and stays finite.
+  Durations are in seconds, and clipped to the range from 1e-12 to 1e12, so that
+  time always advances, and stays finite.
 
   Attributes:
-    name: How it was made, for headers and errors.
+    name: Name and arguments, for headers and errors.
     draw: `(generator, first_step, shape) -> durations`; shape is (steps,
-      learners).
+      workers).
     is_constant: Whether all entries are the same.
   """
 
@@ -67,20 +70,20 @@ class ComputeTime(NamedTuple):
     seed: int,
     first_step: int,
     num_steps: int,
-    num_learners: int,
-    stream: int = LEARNERS,
+    num_workers: int,
+    stream: int = WORKERS,
   ) -> np.ndarray:
     """Rows `first_step` to `first_step + num_steps` of the table."""
-    rows_per_block = get_rows_per_block(num_learners)
+    rows_per_block = get_rows_per_block(num_workers)
     first = first_step // rows_per_block
     last = -(-(first_step + num_steps) // rows_per_block)
     blocks = []
     for block in range(first, last):
       generator = make_generator(seed, stream, block)
       start = block * rows_per_block
-      times = self.draw(generator, start, (rows_per_block, num_learners))
+      times = self.draw(generator, start, (rows_per_block, num_workers))
       blocks.append(np.clip(times, _SHORTEST, _LONGEST))
-    rows = np.concatenate(blocks) if blocks else np.empty((0, num_learners))
+    rows = np.concatenate(blocks) if blocks else np.empty((0, num_workers))
     start = first_step - first * rows_per_block
     return rows[start : start + num_steps]
 
@@ -164,11 +167,22 @@ def pareto(minimum: float = 1.0, exponent: float = 2.5) -> ComputeTime:
 
 
 def recorded(times: Sequence[float] | np.ndarray) -> ComputeTime:
-  """A recorded list, of one learner or (as rows) of all; used over and over."""
+  """Recorded durations, repeated when the record is at its end.
+
+  Args:
+    times: Durations that all workers have, or a table with a row for each step
+      and a column for each worker.
+
+  Returns:
+    A time model.
+
+  Raises:
+    ValueError: if there are none, or one is not finite and above 0.
+  """
   recording = np.asarray(times, float)
   if recording.size == 0 or recording.ndim > 2:
     raise ValueError(
-      'recorded times must be a list or a table with a column per learner, got '
+      'recorded times must be a list, or a table with a column per worker, got '
       f'shape {recording.shape}.'
     )
   if not np.all(np.isfinite(recording)) or np.any(recording <= 0):
@@ -183,7 +197,7 @@ def recorded(times: Sequence[float] | np.ndarray) -> ComputeTime:
     if chosen.ndim == 2 and chosen.shape[1] != shape[1]:
       raise ValueError(
         f'recorded times have {chosen.shape[1]} columns, but there are '
-        f'{shape[1]} learners.'
+        f'{shape[1]} workers: give a column for each.'
       )
     return np.broadcast_to(chosen.reshape(shape[0], -1), shape).copy()
 
@@ -191,7 +205,7 @@ def recorded(times: Sequence[float] | np.ndarray) -> ComputeTime:
 
 
 def with_speeds(time: ComputeTime, speeds: Sequence[float]) -> ComputeTime:
-  """Divides each learner's durations by its own speed."""
+  """Divides the durations of each worker by a speed of its own."""
   divisors = np.asarray(speeds, float)
   if divisors.ndim != 1 or not np.all((divisors > 0) & (divisors < np.inf)):
     raise ValueError(
@@ -203,7 +217,8 @@ def with_speeds(time: ComputeTime, speeds: Sequence[float]) -> ComputeTime:
   ) -> np.ndarray:
     if shape[1] != len(divisors):
       raise ValueError(
-        f'There are {len(divisors)} speeds, but {shape[1]} learners.'
+        f'There are {len(divisors)} speeds, but {shape[1]} workers: give a '
+        'speed for each.'
       )
     return time.draw(generator, first, shape) / divisors
 
@@ -213,7 +228,7 @@ def with_speeds(time: ComputeTime, speeds: Sequence[float]) -> ComputeTime:
 def with_slow_minority(
   time: ComputeTime, fraction: float, factor: float
 ) -> ComputeTime:
-  """The last `fraction` of the learners is `factor` times slower."""
+  """The last `fraction` of the workers is `factor` times slower."""
   if not 0 <= protocols.check_number('fraction', fraction) <= 1:
     raise ValueError(f'fraction must be in [0, 1], got {fraction}.')
   check_positive('factor', factor)
@@ -234,9 +249,9 @@ def with_slow_minority(
 def with_slow_spells(
   time: ComputeTime, period: int, length: int, factor: float
 ) -> ComputeTime:
-  """In each `period` of steps a learner is slow for `length` of them.
+  """In each `period` of steps a worker is slow for `length` of them.
 
-  Learners take their spells one after another, spread over the period.
+  The spells of the workers are spread evenly over the period.
   """
   protocols.check_count('period', period, 1)
   if protocols.check_count('length', length, 0) > period:
@@ -267,3 +282,118 @@ def check_not_negative(name: str, value: float) -> None:
   """Raises a ValueError unless `value` is finite and at least 0."""
   if not 0 <= protocols.check_number(name, value) < np.inf:
     raise ValueError(f'{name} must be finite and at least 0, got {value}.')
+
+
+def resampled(
+  times: Sequence[_List],
+  firsts: Sequence[_List] | np.ndarray = (),
+  num_steps: int = 1,
+) -> ComputeTime:
+  """Draws the durations of each worker from a list of its own, with repetition.
+
+  Args:
+    times: Lists of durations, one for each worker, of any lengths.
+    firsts: Rows with an entry for each worker: the durations of the first
+      steps, which are not drawn. They may be longer, as a worker compiles.
+    num_steps: Number of consecutive steps of a worker that take the same drawn
+      duration: the steps of a push, if pushes were measured.
+
+  Returns:
+    A time model for as many workers as there are lists.
+
+  Raises:
+    ValueError: if a list is empty, a duration is not finite and above 0, a row
+      of `firsts` lacks entries, or `num_steps` is below 1.
+
+  Examples:
+    >>> from jasgd import simulation
+    >>> time = simulation.resampled([[1.0], [2.0, 2.0, 2.0]], [[5.0, 6.0]])
+    >>> print(time.table(seed=0, first_step=0, num_steps=3, num_workers=2))
+    [[5. 6.]
+     [1. 2.]
+     [1. 2.]]
+  """
+  protocols.check_count('num_steps', num_steps, 1)
+  lists = [np.asarray(each, float) for each in times]
+  if not lists or any(each.ndim != 1 or not each.size for each in lists):
+    raise ValueError(
+      'resampled times must be a list of durations for each worker, none of '
+      f'them empty, got shapes {[each.shape for each in lists]}.'
+    )
+  rows = np.asarray(firsts, float) if len(firsts) else np.zeros((0, len(lists)))
+  if rows.ndim != 2 or rows.shape[1] != len(lists):
+    raise ValueError(
+      f'firsts must be rows of {len(lists)} entries, one per worker, got '
+      f'shape {rows.shape}.'
+    )
+  pool = np.concatenate(lists)
+  for values in (pool, rows):
+    if not np.all(np.isfinite(values) & (values > 0)):
+      raise ValueError('resampled times must be finite and above 0.')
+  counts = np.array([each.size for each in lists])
+  offsets = np.cumsum(counts) - counts
+
+  def draw(
+    generator: np.random.Generator, first: int, shape: tuple[int, int]
+  ) -> np.ndarray:
+    if shape[1] != len(lists):
+      raise ValueError(
+        f'resampled times are of {len(lists)} workers, but there are '
+        f'{shape[1]}: give a list for each.'
+      )
+    drawn = pool[offsets + (generator.random(shape) * counts).astype(int)]
+    if num_steps > 1:
+      steps = first + np.arange(shape[0])
+      drawn = drawn[(steps - steps % num_steps - first).clip(0)]
+    given = rows[first : first + shape[0]]
+    drawn[: len(given)] = given
+    return drawn
+
+  return ComputeTime('resampled', draw)
+
+
+# --- Durations one by one, for the event loops.
+
+# Bytes of the table that are kept. If a worker is so slow that its block was
+# dropped, the block is drawn again, which costs time but no memory.
+_KEPT_BYTES = 1 << 26
+
+
+class Durations:
+  """Durations one by one: each worker reads its column of a table."""
+
+  def __init__(self, compute: ComputeTime, seed: int, num_workers: int) -> None:
+    """Starts every worker at step 0."""
+    self._compute = compute
+    self._seed = seed
+    self._num_workers = num_workers
+    self._num_rows = get_rows_per_block(num_workers)
+    block_bytes = 8 * self._num_rows * num_workers
+    self._num_kept = max(2, _KEPT_BYTES // block_bytes)
+    self._blocks: collections.OrderedDict[int, np.ndarray] = (
+      collections.OrderedDict()
+    )
+    self._next_block = [0] * num_workers
+    # The rest of each worker's block, in reverse: the next duration is last.
+    self._left: list[list[float]] = [[]] * num_workers
+
+  def take(self, worker: int) -> float:
+    """The worker's next duration."""
+    left = self._left[worker]
+    if not left:
+      left = self._left[worker] = self._take_column(worker)
+    return left.pop()
+
+  def _take_column(self, worker: int) -> list[float]:
+    """The worker's durations in its next block, from the last to the first."""
+    index = self._next_block[worker]
+    self._next_block[worker] = index + 1
+    block = self._blocks.get(index)
+    if block is None:
+      block = self._compute.table(
+        self._seed, index * self._num_rows, self._num_rows, self._num_workers
+      )
+      self._blocks[index] = block
+      if len(self._blocks) > self._num_kept:
+        self._blocks.popitem(last=False)
+    return block[::-1, worker].tolist()

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from jasgd.tasks import _task
+from jasgd import protocols
 
 AUGMENTATIONS: tuple[str, ...] = ('flip_crop', 'none')
 
@@ -38,7 +38,7 @@ def augment_images(
     >>> tasks.augment_images('flip_crop', key, images).dtype
     dtype('uint8')
   """
-  _task.check_choice('augment', augment, AUGMENTATIONS)
+  protocols.check_choice('augment', augment, AUGMENTATIONS)
   if augment == 'none':
     return images
   return flip_and_crop(jax.random.fold_in(key, _AUGMENTATION), images, fill)

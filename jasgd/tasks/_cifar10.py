@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
 from jasgd.tasks import _datasets
 from jasgd.tasks import _functions
 from jasgd.tasks import _models
@@ -59,7 +60,7 @@ def make_cifar10(
     Learning for Image Recognition <https://arxiv.org/abs/1512.03385>`_, 2016
   """
   model = model or 'a1'
-  _task.check_choice('model', model, MODELS)
+  protocols.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   train = _datasets.load_split('cifar10', VERSION, 'train', data_dir)
   mean, deviation = measure_pixels(train['image'])

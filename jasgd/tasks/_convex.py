@@ -8,6 +8,7 @@ from jax import flatten_util
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
 from jasgd.tasks import _functions
 from jasgd.tasks import _task
 
@@ -58,7 +59,7 @@ def make_quadratic(
     >>> print(loss)
     0.0
   """
-  _task.check_count('dimension', dimension)
+  protocols.check_count('dimension', dimension)
   if not 1 <= condition < np.inf:
     raise ValueError(f'condition must be finite and >= 1, got {condition}.')
   if not 0 <= noise < np.inf:
@@ -151,9 +152,9 @@ def make_logistic(
     >>> print(f'{tasks.evaluate(task, params, stats)["loss"]:.4f}')
     0.6931
   """
-  _task.check_count('dimension', dimension)
-  _task.check_count('num_samples', num_samples)
-  _task.check_count('seed', seed, 0)
+  protocols.check_count('dimension', dimension)
+  protocols.check_count('num_samples', num_samples)
+  protocols.check_count('seed', seed, 0)
   l2 = _task.check_positive('l2', l2)
   rng = np.random.Generator(np.random.Philox(key=seed))
   inputs = rng.standard_normal((num_samples, dimension)).astype(np.float32)

@@ -140,14 +140,14 @@ def _convolve_backward(
     del after  # The sizes determine it.
     size, side = kernel.shape[axis], images.shape[axis + 1]
     # Distance from the first to the last output, in pixels of the image.
-    reach = (grads.shape[axis + 1] - 1) * stride
-    # Gradient of the images: the reach + 1 dilated outputs, convolved with the
+    span = (grads.shape[axis + 1] - 1) * stride
+    # Gradient of the images: the span + 1 dilated outputs, convolved with the
     # flipped kernel, must give `side` pixels.
     first = size - 1 - before
-    image_padding.append((first, side + size - 2 - first - reach))
+    image_padding.append((first, side + size - 2 - first - span))
     # Gradient of the kernel: the images, convolved with the dilated outputs,
     # must give `size` pixels.
-    kernel_padding.append((before, size + reach - side - before))
+    kernel_padding.append((before, size + span - side - before))
   image_grads = _convolve(
     grads,
     jnp.flip(kernel, (0, 1)).transpose(0, 1, 3, 2),
@@ -221,20 +221,20 @@ def _convolve_and_pool_patches(
   the memory of a patch per output.
   """
   size, _, channels, features = kernel.shape
-  reach = (size + 1) // 2  # Windows that a patch covers, per direction.
+  side = (size + 1) // 2  # Windows that a patch covers, per direction.
   around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
   windows = _split_windows(jnp.pad(images, around))
   batch, rows, columns = windows.shape[:3]
   windows = windows.reshape(batch, rows, columns, 4 * channels)
-  rows, columns = rows - reach + 1, columns - reach + 1
+  rows, columns = rows - side + 1, columns - side + 1
   patches = jnp.concatenate(
     [
       windows[:, row : row + rows, column : column + columns]
-      for row in range(reach)
-      for column in range(reach)
+      for row in range(side)
+      for column in range(side)
     ],
     axis=-1,
-  ).reshape(-1, reach * reach * 4 * channels)
+  ).reshape(-1, side * side * 4 * channels)
   products = patches @ _place_kernel(kernel)
   return _max_of_four(products.reshape(-1, 4, features)).reshape(
     batch, rows, columns, features
@@ -244,7 +244,7 @@ def _convolve_and_pool_patches(
 def _place_kernel(kernel: jax.Array) -> jax.Array:
   """Places the kernel at four places in a patch: [pixels, 4 features]."""
   size, _, channels, features = kernel.shape
-  reach = (size + 1) // 2
+  side = (size + 1) // 2
   places = jnp.stack(
     [
       jnp.pad(kernel, ((row, 1 - row), (column, 1 - column), (0, 0), (0, 0)))
@@ -255,7 +255,7 @@ def _place_kernel(kernel: jax.Array) -> jax.Array:
   )
   # In the pixel order of the patches: window by window, four pixels in each.
   return (
-    places.reshape(reach, 2, reach, 2, channels, 4, features)
+    places.reshape(side, 2, side, 2, channels, 4, features)
     .transpose(0, 2, 1, 3, 4, 5, 6)
-    .reshape(reach * reach * 4 * channels, 4 * features)
+    .reshape(side * side * 4 * channels, 4 * features)
   )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn import datasets
 
+from jasgd import protocols
 from jasgd.tasks import _models
 from jasgd.tasks import _modules
 from jasgd.tasks import _task
@@ -46,7 +47,7 @@ def make_digits(
     ValueError: if the model is unknown, or `from_functions` refuses an option.
   """
   model = model or 'mlp'
-  _task.check_choice('model', model, MODELS)
+  protocols.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   train, test = load_digits()
   return _modules.from_linen(

@@ -8,6 +8,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from jasgd import protocols
 from jasgd.tasks import _task
 
 
@@ -42,7 +43,7 @@ def evaluate(
   """
   if task.test_data is None:
     raise ValueError(f'The task {task.name!r} has no test_data to evaluate on.')
-  _task.check_count('batch_size', batch_size)
+  protocols.check_count('batch_size', batch_size)
   return _measure(task.metrics, batch_size, params, stats, task.test_data)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
 from jasgd.tasks import _augmentation
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
@@ -125,7 +126,7 @@ def from_functions(
     >>> print(tasks.evaluate(task, params, stats)['loss'])
     1.3862944
   """
-  _task.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
+  protocols.check_choice('augment', augment, _augmentation.AUGMENTATIONS)
   if validation:
     train, test = hold_out(train, validation)
   num_samples = _task.count_examples('train', train)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jasgd import protocols
 from jasgd.tasks import _datasets
 from jasgd.tasks import _models
 from jasgd.tasks import _modules
@@ -43,7 +44,7 @@ def make_mnist(
     SGD <https://openreview.net/forum?id=BJLSGcywG>`_, 2018
   """
   model = model or 'lenet'
-  _task.check_choice('model', model, MODELS)
+  protocols.check_choice('model', model, MODELS)
   module, chunk = MODELS[model]
   return _modules.from_linen(
     module,

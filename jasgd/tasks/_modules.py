@@ -139,7 +139,7 @@ def from_nnx(
   from flax import nnx
 
   split = lambda module: nnx.split(module, nnx.Param, nnx.BatchStat, ...)
-  graph, _, _, rest = split(make_module(nnx.Rngs(0)))
+  graph, _, _, others = split(make_module(nnx.Rngs(0)))
   is_key = lambda variable: isinstance(variable, nnx.RngKey)
 
   def init(key: _task.Key) -> tuple[_task.Tree, _task.Tree]:
@@ -154,13 +154,13 @@ def from_nnx(
         if is_key(variable)
         else variable
       ),
-      rest,
+      others,
       is_leaf=is_key,
     )
 
   def apply(params: Any, stats: Any, inputs: Any, key: Any) -> Any:
     if key is None:
-      module = nnx.merge(graph, params, stats, rest)
+      module = nnx.merge(graph, params, stats, others)
       module.eval()
       return module(inputs), stats
     module = nnx.merge(graph, params, stats, seed_streams(key))

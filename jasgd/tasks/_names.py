@@ -5,6 +5,7 @@ import importlib
 import inspect
 from typing import Any
 
+from jasgd import protocols
 from jasgd.tasks import _task
 
 # Name -> module of its factory. It is imported when the task is made, since
@@ -87,7 +88,7 @@ def make_task(
     >>> task.batches(task.data, 0, 0, 0)['noise'].shape
     (4, 3)
   """
-  _task.check_choice('task', name, TASKS)
+  protocols.check_choice('task', name, TASKS)
   module = importlib.import_module(_MODULES[name])
   factory = getattr(module, f'make_{name}')
   known = _list_arguments(factory)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
 from jasgd.tasks import _shuffles
 from jasgd.tasks import _task
 
@@ -61,9 +62,9 @@ def make_draw(
     ValueError: if the name is unknown, a number is out of range, or a batch is
       larger than a shard.
   """
-  _task.check_choice('shards', shards, SHARDS)
-  _task.check_count('num_learners', num_learners)
-  _task.check_count('batch', batch)
+  protocols.check_choice('shards', shards, SHARDS)
+  protocols.check_count('num_learners', num_learners)
+  protocols.check_count('batch', batch)
   if shards == 'whole':
     check_shard(num_samples, batch, 1)
     return {}, _make_whole_draw(num_samples, batch)
@@ -125,9 +126,9 @@ def draw_dirichlet_shards(
     Federated Visual Classification <https://arxiv.org/abs/1909.06335>`_, 2019
   """
   labels = np.asarray(labels)
-  _task.check_count('num_shards', num_shards)
-  _task.check_count('min_size', min_size, 0)
-  _task.check_count('seed', seed, 0)
+  protocols.check_count('num_shards', num_shards)
+  protocols.check_count('min_size', min_size, 0)
+  protocols.check_count('seed', seed, 0)
   alpha = _task.check_positive('alpha', alpha)
   check_shard(len(labels), min_size, num_shards)
   rng = np.random.Generator(np.random.Philox(key=seed))

@@ -30,6 +30,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
 from jasgd.tasks import _task
 
 # Never change these: recorded runs could not be replayed.
@@ -71,7 +72,7 @@ def draw_samples(
     [1 6 3 0]
     [4 3 0 1]
   """
-  _task.check_count('batch', batch)
+  protocols.check_count('batch', batch)
   if not isinstance(num_samples, jax.core.Tracer) and batch > num_samples:
     raise ValueError(
       f'batch must be at most the number of samples, got batch={batch} of '

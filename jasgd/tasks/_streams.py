@@ -7,6 +7,7 @@ from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
+from jasgd import protocols
 from jasgd.tasks import _shards
 from jasgd.tasks import _task
 
@@ -60,8 +61,8 @@ def stream(
     >>> print(*(task.batches(None, 0, 0, step) for step in range(3)))
     [0 1] [4 3] [2 5]
   """
-  _task.check_choice('shards', shards, STREAM_SHARDS)
-  _task.check_count('num_learners', num_learners)
+  protocols.check_choice('shards', shards, STREAM_SHARDS)
+  protocols.check_count('num_learners', num_learners)
   num_shards = num_learners if shards == 'shards' else 1
   _shards.check_shard(len(source), task.batch, num_shards)
 

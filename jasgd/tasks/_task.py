@@ -1,12 +1,13 @@
 """`Task`: the contract between data, model and all other code."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 import dataclasses
-import operator
 from typing import Any
 
 import jax
 import numpy as np
+
+from jasgd import protocols
 
 # A tree of arrays: weights, statistics, a batch.
 Tree = Any
@@ -97,15 +98,15 @@ class Task:
   chunk: int | None = None
 
   def __post_init__(self) -> None:
-    check_count('batch', self.batch)
-    check_count('num_samples', self.num_samples)
+    protocols.check_count('batch', self.batch)
+    protocols.check_count('num_samples', self.num_samples)
     if self.batch > self.num_samples:
       raise ValueError(
         f'batch must be at most num_samples, got batch={self.batch} of '
         f'num_samples={self.num_samples}.'
       )
     if self.chunk is not None:
-      check_count('chunk', self.chunk)
+      protocols.check_count('chunk', self.chunk)
     if self.is_streamed and self.data is not None:
       raise ValueError(
         f'The streamed task {self.name!r} must have no data (None): its '
@@ -166,44 +167,21 @@ def choose_chunk(batch: int, chunk: int | None) -> int:
     >>> tasks.choose_chunk(4, 32), tasks.choose_chunk(100, None)
     (4, 100)
   """
-  check_count('batch', batch)
+  protocols.check_count('batch', batch)
   if chunk is None:
     return batch
-  check_count('chunk', chunk)
+  protocols.check_count('chunk', chunk)
   return next(
     size for size in range(min(batch, chunk), 0, -1) if batch % size == 0
   )
 
 
-def check_count(name: str, value: Any, minimum: int = 1) -> int:
-  """Returns `value` as an int; raises a ValueError below the minimum."""
-  try:
-    if isinstance(value, bool):
-      raise TypeError
-    count = operator.index(value)
-  except TypeError:
-    raise ValueError(f'{name} must be an integer, got {value!r}.') from None
-  if count < minimum:
-    raise ValueError(f'{name} must be at least {minimum}, got {count}.')
-  return count
-
-
 def check_positive(name: str, value: Any) -> float:
   """Returns `value` as a float; raises a ValueError unless 0 < value < inf."""
-  try:
-    number = float(value)
-  except (TypeError, ValueError):
-    raise ValueError(f'{name} must be a number, got {value!r}.') from None
+  number = protocols.check_number(name, value)
   if not 0 < number < np.inf:
     raise ValueError(f'{name} must be finite and above 0, got {value}.')
   return number
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-  """Raises a ValueError unless `value` is one of the choices."""
-  choices = sorted(choices)
-  if value not in choices:
-    raise ValueError(f'Unknown {name} {value!r}. Known: {", ".join(choices)}.')
 
 
 def count_examples(name: str, examples: Any) -> int:

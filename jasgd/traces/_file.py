@@ -38,7 +38,7 @@ from jasgd.traces import _schema
 # The first byte is no text in UTF-8, and the last two do not survive a transfer
 # as text.
 MAGIC = b'\x93JASGD\r\n'
-VERSION = 1
+VERSION = 2
 _PREFIX = struct.Struct('<8s5I')
 _CHECKSUM = struct.Struct('<I')
 _PREFIX_SIZE = _PREFIX.size + _CHECKSUM.size
@@ -122,16 +122,16 @@ def write_file(
 
 
 def read_file(
-  path: _Path, allow_truncated: bool, dtype: np.dtype = _schema.RECORD
+  path: _Path, allow_truncated: bool
 ) -> tuple[np.ndarray, dict[str, Any]]:
   """The records, memory-mapped for reading, and the header."""
   path = os.fspath(path)
   with _open(path) as file:
-    contents = _inspect(file, path, dtype)
+    contents = _inspect(file, path)
     if contents.num_extra_bytes and not allow_truncated:
       raise _schema.TraceError(
         f'{path!r} is truncated: {contents.num_records} whole records and '
-        f'{contents.num_extra_bytes} of the {dtype.itemsize} bytes of '
+        f'{contents.num_extra_bytes} of the {_schema.RECORD.itemsize} bytes of '
         'another. allow_truncated=True reads the whole ones.'
       )
     if contents.num_records < contents.num_written and not allow_truncated:
@@ -141,10 +141,10 @@ def read_file(
         'these.'
       )
     if not contents.num_records:  # There is nothing to map.
-      return np.zeros(0, dtype), contents.header
+      return np.zeros(0, _schema.RECORD), contents.header
     records = np.memmap(
       file,
-      dtype,
+      _schema.RECORD,
       mode='r',
       offset=contents.offset,
       shape=(contents.num_records,),
@@ -152,10 +152,10 @@ def read_file(
   return records, contents.header
 
 
-def inspect_file(path: str, dtype: np.dtype = _schema.RECORD) -> Contents:
+def inspect_file(path: str) -> Contents:
   """What there is in a file now, if it is a trace."""
   with _open(path) as file:
-    return _inspect(file, path, dtype)
+    return _inspect(file, path)
 
 
 def _open(path: str) -> BinaryIO:
@@ -172,17 +172,15 @@ def _open(path: str) -> BinaryIO:
     raise _schema.TraceError(f'{path!r} is not a trace but a folder.') from None
 
 
-def _inspect(file: BinaryIO, path: str, dtype: np.dtype) -> Contents:
+def _inspect(file: BinaryIO, path: str) -> Contents:
   """What there is in an open file now."""
-  header, offset, num_written = _read_header(file, path, dtype)
+  header, offset, num_written = _read_header(file, path)
   size = os.fstat(file.fileno()).st_size
-  num_records, num_extra = divmod(size - offset, dtype.itemsize)
+  num_records, num_extra = divmod(size - offset, _schema.RECORD.itemsize)
   return Contents(header, offset, num_records, num_written, num_extra)
 
 
-def _read_header(
-  file: BinaryIO, path: str, dtype: np.dtype
-) -> tuple[dict[str, Any], int, int]:
+def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int, int]:
   """The header of an open file, where records begin, how many there were."""
   prefix = file.read(_PREFIX_SIZE)
   if not prefix:
@@ -196,8 +194,8 @@ def _read_header(
   version = int.from_bytes(prefix[8:12], 'little')
   if len(prefix) >= 12 and version != VERSION:
     raise _schema.TraceError(
-      f'{path!r} is a trace of version {version}; this is jasgd for version '
-      f'{VERSION}.'
+      f'{path!r} is a trace of version {version}, and this jasgd reads version '
+      f'{VERSION}: run the training again, or use the jasgd that wrote it.'
     )
   if len(prefix) < _PREFIX_SIZE:
     raise _schema.TraceError(
@@ -208,10 +206,10 @@ def _read_header(
   (prefix_checksum,) = _CHECKSUM.unpack_from(prefix, _PREFIX.size)
   if zlib.crc32(prefix[: _PREFIX.size]) != prefix_checksum:
     raise _schema.TraceError(f'The header of {path!r} is damaged.')
-  if record_size != dtype.itemsize:
+  if record_size != _schema.RECORD.itemsize:
     raise _schema.TraceError(
-      f'{path!r} has records of {record_size} bytes, not of {dtype.itemsize}: '
-      'a trace of nodes and one of a server are two things.'
+      f'{path!r} has records of {record_size} bytes; those of version '
+      f'{VERSION} have {_schema.RECORD.itemsize}.'
     )
   text = file.read(size)
   if len(text) < size:

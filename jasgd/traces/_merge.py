@@ -1,7 +1,7 @@
-"""The files of real nodes as one trace: an order that keeps cause and effect.
+"""The files of several owners as one trace, in an order of cause and effect.
 
-Clocks of two hosts cannot be compared, so times alone give no order. What does
-is that weights must exist before they are read.
+Clocks of two hosts cannot be compared, so times alone give no order. But
+weights must exist before they are read, and that does.
 """
 
 import collections
@@ -10,35 +10,32 @@ import heapq
 
 import numpy as np
 
-from jasgd.traces import _node_schema
 from jasgd.traces import _schema
 
-_NAMES = ('kind', 'peer', 'mix', 'version', 'peer_version', 'end_time')
-_CHANGES = (
-  _node_schema.NodeKind.STEP,
-  _node_schema.NodeKind.MIX,
-  _node_schema.NodeKind.RESTART,
+_NAMES = (
+  *('kind', 'updates', 'source', 'group', 'version', 'source_version'),
+  'end_time',
 )
 
-_Version = tuple[int, int]  # A node, and how often its weights had changed.
+_Version = tuple[int, int]  # (replica, version)
 
 
 def merge_records(
   parts: Mapping[int, np.ndarray], num_needed: Mapping[int, int]
 ) -> np.ndarray:
-  """Puts the records of nodes in an order in which all of them can be replayed.
+  """Puts the records of several files in an order that replay can execute.
 
   Every record comes after those before it in its file, and after the versions
-  that it reads have come to be: of a node that is mixed in, its version; of a
-  force that the centre takes in, that of the mix which it is from. The records
-  of one all-reduce follow each other. Among what can be next, the record that
-  ended first is.
+  that it reads were made: for a mix, that version of its source; for a move of
+  the centre, the node's mix that made the force. The records of one all-reduce
+  follow each other. Among the records that can be next, the one that ended
+  first is next.
 
   Args:
-    parts: The records in each file, by node, and `CENTRE`.
-    num_needed: How many records of each file must be there. Others, which were
-      written while the files were being read, are left out if what they read
-      is not there.
+    parts: From a replica to the records in its owner's file.
+    num_needed: Number of records of each file that must be merged. Later ones,
+      which were written while the files were being read, are left out if what
+      they read is not there.
 
   Returns:
     The records, in order.
@@ -49,10 +46,9 @@ def merge_records(
   merge = _Merge(parts)
   merge.run()
   merge.check(num_needed)
-  nodes = list(parts)
   starts = np.cumsum([0, *(len(part) for part in parts.values())])
-  offsets = dict(zip(nodes, starts.tolist(), strict=False))
-  places = [offsets[node] + index for node, index in merge.order]
+  offsets = dict(zip(parts, starts.tolist(), strict=False))
+  places = [offsets[owner] + index for owner, index in merge.order]
   records = np.concatenate(list(parts.values()))
   return records[np.array(places, int)]
 
@@ -61,7 +57,7 @@ class _Merge:
   """A merge under way.
 
   Attributes:
-    order: (node, index) of records, as they come out.
+    order: (replica, index in its file) of the records merged so far.
   """
 
   def __init__(self, parts: Mapping[int, np.ndarray]) -> None:
@@ -80,7 +76,8 @@ class _Merge:
     self._num_members = collections.Counter(
       number for rounds in self._rounds.values() for number in rounds.values()
     )
-    # Those who are at an all-reduce, and those who wait for a node's version.
+    # From an all-reduce to the nodes that have come to it, and from a node to
+    # the (version, node) that wait for it.
     self._gathered: dict[int, list[int]] = {}
     self._waiting: dict[int, list[tuple[int, int]]] = {}
     self._ready: list[tuple[float, int, list[int]]] = []
@@ -107,8 +104,9 @@ class _Merge:
         last = max(self._columns.get(peer, {}).get('version', ()), default=0)
         if version > last:
           raise _schema.TraceError(
-            f'Record {self._next[node]} of {_name(node)} reads version '
-            f'{version} of {_name(peer)}, which was never written: '
+            f'Record {self._next[node]} of {describe_replica(node)} reads '
+            f'version {version} of {describe_replica(peer)}, which was never '
+            'written: '
             + (
               f'its file ends at version {last}.'
               if peer in self._size
@@ -116,12 +114,12 @@ class _Merge:
             )
           )
     raise _schema.TraceError(
-      f'Record {self._next[stuck[0]]} of {_name(stuck[0])} waits for records '
-      'that wait for it: these files are not of one run.'
+      f'Record {self._next[stuck[0]]} of {describe_replica(stuck[0])} waits '
+      'for records that wait for it: these files are not of one run.'
     )
 
   def _look(self, node: int) -> None:
-    """The next record of a node is ready, or waits for another node."""
+    """Adds a node's next record to those that are ready, or to a queue."""
     index = self._next[node]
     if index == self._size[node]:
       return
@@ -145,26 +143,30 @@ class _Merge:
 
   def _list_reads(self, node: int) -> list[_Version]:
     """The versions of others that a node's next record, or mix, reads."""
-    # The centre takes in a force that came about with the version after.
-    later = node == _node_schema.CENTRE
     columns = self._columns[node]
-    return [
-      (columns['peer'][index], columns['peer_version'][index] + later)
-      for index in range(self._next[node], self._find_end(node))
-      if columns['kind'][index] == _node_schema.NodeKind.MIX
-      and columns['peer'][index] != _node_schema.ALL
-    ]
+    reads = []
+    for index in range(self._next[node], self._find_end(node)):
+      kind = columns['kind'][index]
+      if kind == _schema.Kind.MIX:
+        reads.append(
+          (columns['source'][index], columns['source_version'][index])
+        )
+      elif kind == _schema.Kind.MOVE:
+        # The node's mix made the force along with the version after.
+        version = columns['source_version'][index] + 1
+        reads.append((columns['source'][index], version))
+    return reads
 
   def _find_end(self, node: int) -> int:
-    """Where what happened at once, such as a mix with several others, ends."""
+    """The end of the records that belong together: those of one mix."""
     columns, index = self._columns[node], self._next[node]
-    kinds, mixes = columns['kind'], columns['mix']
+    kinds, groups = columns['kind'], columns['group']
     end = index + 1
-    if kinds[index] == _node_schema.NodeKind.MIX:
+    if kinds[index] == _schema.Kind.MIX and groups[index]:
       while (
         end < self._size[node]
         and kinds[end] == kinds[index]
-        and mixes[end] == mixes[index]
+        and groups[end] == groups[index]
       ):
         end += 1
     return end
@@ -172,23 +174,23 @@ class _Merge:
   def _take(self, node: int) -> None:
     """Takes the next record of a node, or those of a mix."""
     index, end = self._next[node], self._find_end(node)
-    kind = self._columns[node]['kind'][index]
-    if kind in _CHANGES:
+    if self._columns[node]['updates'][index]:
+      kind = self._columns[node]['kind'][index]
       version = self._columns[node]['version'][index]
       is_next = version == self._version[node] + 1
-      # A restart may leave out numbers that had not been written down.
+      # A restart may skip numbers whose records were lost with the machine.
       is_later = version > self._version[node]
-      if not (is_next or (is_later and kind == _node_schema.NodeKind.RESTART)):
+      if not (is_next or (is_later and kind == _schema.Kind.RESTART)):
         raise _schema.TraceError(
-          f'Record {index} of {_name(node)} has version {version} after '
-          f'version {self._version[node]}.'
+          f'Record {index} of {describe_replica(node)} has version {version} '
+          f'after version {self._version[node]}.'
         )
       self._version[node] = version
     self.order += [(node, place) for place in range(index, end)]
     self._next[node] = end
 
   def _wake(self, node: int) -> None:
-    """Looks at those again who wait for what a node has now."""
+    """Looks again at the nodes that wait for a version that exists now."""
     waiting = self._waiting.pop(node, ())
     still = [each for each in waiting if each[0] > self._version[node]]
     if still:
@@ -201,17 +203,17 @@ class _Merge:
 def _number_rounds(columns: Mapping[str, list]) -> dict[int, int]:
   """The number of each all-reduce, by the index of its record.
 
-  It alone tells one from others: nodes that go on from a checkpoint go on with
-  a number that none of them has used. What else a record has does not: a node
-  that was lost before its first one writes no RESTART, though others do.
+  The number alone tells one from others: nodes that go on from a checkpoint
+  continue with a number that none of them has used. Counting RESTARTs would not
+  do: a node that was lost before its first mean writes none, while others do.
   """
-  is_mean = [
-    kind == _node_schema.NodeKind.MIX and peer == _node_schema.ALL
-    for kind, peer in zip(columns['kind'], columns['peer'], strict=True)
-  ]
-  numbers = enumerate(columns['peer_version'])
-  return {index: number for index, number in numbers if is_mean[index]}
+  return {
+    index: columns['group'][index]
+    for index, kind in enumerate(columns['kind'])
+    if kind == _schema.Kind.MEAN
+  }
 
 
-def _name(node: int) -> str:
-  return 'the centre' if node == _node_schema.CENTRE else f'node {node}'
+def describe_replica(replica: int) -> str:
+  """What a message calls a replica."""
+  return 'the centre' if replica == _schema.SERVER else f'node {replica}'

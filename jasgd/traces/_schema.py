@@ -1,74 +1,129 @@
-"""What one record of a trace holds."""
+"""The record: one entry of a trace, the same for every strategy.
+
+A run has *replicas*: sets of weights, each with a version that grows by one at
+every change. Worker i's replica (a node's, or a learner's own) has number i, a
+server or an elastic centre has number `SERVER`, and further fragments of a
+server's weights have the numbers below it. A record tells what happened to one
+replica. Its owner writes it before anybody else can see the result.
+"""
 
 import enum
 from typing import Any
 
 import numpy as np
 
+from jasgd import protocols
+
 
 class TraceError(ValueError):
-  """A trace, or the file of one, that is not what it should be."""
+  """A trace, or the file of a trace, that is damaged or makes no sense."""
 
 
 class Kind(enum.IntEnum):
-  """What a record tells of."""
+  """What happened."""
 
-  GRADIENT = 0  # A learner pushed a gradient.
-  JOIN = 1  # A learner came.
-  LEAVE = 2  # A learner went, or was lost.
-  RESTART = 3  # The server came back, and forgot what it had not saved.
-  FETCH = 4  # A learner got new weights, where that is no part of a push.
-  END = 5  # The run is over; gradients of later updates were not applied.
+  PUSH = 0  # A learner's gradient reached the server.
+  STEP = 1  # A worker computed a gradient and applied it to its own replica.
+  FETCH = 2  # A learner got weights from the server, apart from a push.
+  MIX = 3  # Weights of another replica were mixed into this one.
+  MOVE = 4  # The centre moved by the force of a node.
+  MEAN = 5  # This node's part in an average over all nodes (all-reduce).
+  LOST = 6  # A message, or a question, that a dead node did not get.
+  JOIN = 7  # A worker came. A node that joins late mixes next, if it can.
+  LEAVE = 8  # A worker left, or was lost.
+  RESTART = 9  # The replica's owner came back with earlier weights.
+  END = 10  # The run is over for this owner. Without it, the owner died.
 
 
-# Those that are no learner's.
-SERVER_KINDS = (Kind.RESTART, Kind.END)
+# The server's replica, or the centre's.
+SERVER = -1
 
-# Little-endian on every machine, each field on a multiple of its own size, so
-# that columns of a memory-mapped file are arrays as they stand.
+# More workers, or updates between two, than any run has: a record with such a
+# number is damaged, and arrays of that length would not fit in memory.
+MAX_WORKERS = MAX_STALENESS = 1 << 24
+
+# The kinds that are one gradient.
+GRADIENTS = (Kind.PUSH, Kind.STEP)
+
+# Little-endian on every machine. Every field lies on a multiple of its size, so
+# the columns of a memory-mapped file are arrays without any conversion. A field
+# that a kind of record has no use for is 0.
 RECORD = np.dtype(
   [
     ('kind', 'u1'),
+    # Of a PUSH: what became of the gradient, a `protocols.Fate`.
     ('fate', 'u1'),
-    # Of an applied gradient that was the last of its update: a digest of the
-    # new weights, by which replay finds where it goes astray. 0: not known.
+    # 1: this record made `version`, alone or with others of its group. 0: it
+    # changed no weights.
+    ('updates', 'u1'),
+    ('reserved', 'u1'),
+    # Digest of the new weights, by which a replay finds its first difference.
+    # 0: not known.
     ('digest', '<u2'),
+    # Of a JOIN: devices that the worker spreads a minibatch over; 0 means 1.
+    ('num_devices', '<u2'),
+    # The replica that this record is about.
+    ('replica', '<i4'),
+    # The worker that computed, sent, asked, came or left.
+    ('worker', '<i4'),
+    # The other replica whose weights are read: by a MIX or MOVE. Of a LOST: the
+    # node that should have received the message.
+    ('source', '<i4'),
+    # Records with equal numbers above 0 belong together: updates of a replica
+    # that one call made, as several at once round differently; the sources of
+    # one mix of a replica; the members of one mean. A number is never reused.
+    ('group', '<i4'),
+    # Of the replica's owner: grows by 1 at each RESTART.
     ('incarnation', '<i4'),
-    ('learner', '<i4'),
-    # Updates with equal numbers were made by one call of the compiled function,
-    # as several at once round differently. 0: each by a call of its own. Of a
-    # JOIN record: the devices that a learner spreads a minibatch over. 0: one.
-    ('call', '<i4'),
-    # Per learner. Of a FETCH record: minibatches that the learner has computed
-    # so far. Of a RESTART record: the index of the last record that still
-    # stands; what lies between that one and this is void.
+    # Samples of the gradient.
+    ('samples', '<i4'),
+    # Minibatches that `worker` has computed so far, those of this gradient
+    # included. Of a MOVE: moves that the centre has made.
     ('step', '<i8'),
-    # Of a FETCH record: the clock of the new weights. Of a LEAVE record: that
-    # of the weights which the learner had got and gave no gradient for, or -1.
-    # Of a RESTART record: the clock that the server resumed at. Of an END
-    # record: the last clock.
-    ('read_clock', '<i8'),
-    ('arrive_clock', '<i8'),
-    ('apply_clock', '<i8'),  # -1 if it was dropped.
-    ('samples', '<i8'),  # Of all applied gradients so far, with this one.
-    # All but one by the server's clock, in seconds. NaN: not known.
-    ('start_time', '<f8'),  # The learner was given its snapshot.
-    ('compute_time', '<f8'),  # A duration, measured by the learner.
-    ('arrive_time', '<f8'),  # The server had received the gradient.
-    # The server let the learner go on; of a FETCH, it sent the weights.
-    ('release_time', '<f8'),
+    # Version of `replica` after this record. A RESTART of a server goes back to
+    # an earlier version, in a new incarnation; a node or a centre gets a new
+    # number, as others may have read those that it had since.
+    ('version', '<i8'),
+    # Version of `replica` that was read: where a PUSH or STEP computed its
+    # gradient, what a FETCH got, what a RESTART goes on from, what a LOST sent
+    # (-1: it was a question), or what a worker that LEAVEs was computing on
+    # (-1: nothing).
+    ('read_version', '<i8'),
+    # Version of `source` that was read. Of a MOVE: that of the node before its
+    # own mix with the centre.
+    ('source_version', '<i8'),
+    # Steps in the weights of `source`: `step` of its last record by then.
+    ('source_step', '<i4'),
+    # Of a RESTART of a server: the index of the last record that is still
+    # valid. A group of gradients may be half filled there, so a version would
+    # not do. The records between that one and this are void.
+    ('stands', '<i4'),
+    # Factors on the own weights and on those of `source`.
+    ('own_weight', '<f8'),
+    ('weight', '<f8'),
+    # Push-sum's mass: what the node has after a STEP, MIX, RESTART or END; what
+    # a LEAVE or LOST loses; what a JOIN adds.
+    ('mass', '<f8'),
+    # Seconds since the run began, by the owner's clock. NaN: not known.
+    ('start_time', '<f8'),  # The work began: the worker had its weights.
+    ('compute_time', '<f8'),  # Of a PUSH: a duration, by the learner's clock.
+    ('end_time', '<f8'),  # The work was done, or a push had arrived.
+    ('release_time', '<f8'),  # Of a PUSH, FETCH: the learner was answered.
   ]
 )
 
 # What `Trace.in_flight` holds of each gradient that was never received.
 IN_FLIGHT = np.dtype(
   [
-    ('learner', '<i4'),
+    ('worker', '<i4'),
     ('step', '<i8'),
-    ('read_clock', '<i8'),
+    ('read_version', '<i8'),
     ('start_time', '<f8'),
   ]
 )
+
+_OWN_KINDS = (Kind.STEP, Kind.MIX, Kind.MEAN, Kind.LOST)
+_CHANGES = (Kind.STEP, Kind.MIX, Kind.MOVE, Kind.MEAN)
 
 
 def make_records(**columns: Any) -> np.ndarray:
@@ -76,8 +131,11 @@ def make_records(**columns: Any) -> np.ndarray:
 
   Args:
     **columns: Fields of `RECORD`, as arrays of one length or as scalars that
-      hold for all records. What is left out is 0: applied gradients of
-      learner 0.
+      hold for all records; and `clock`, the version before the record, which
+      may be given in place of `version`, and is 0 by default. Left out, `kind`
+      is PUSH, `replica` is `SERVER`, or the worker for kinds that are about a
+      worker's replica, `updates` is 1 for changes and for applied pushes, and
+      others are 0.
 
   Returns:
     An array of dtype `RECORD`.
@@ -87,11 +145,11 @@ def make_records(**columns: Any) -> np.ndarray:
 
   Examples:
     >>> from jasgd import traces
-    >>> records = traces.make_records(learner=[0, 1], step=7)
-    >>> records['step'].tolist()
-    [7, 7]
+    >>> records = traces.make_records(worker=[0, 1], clock=[0, 1])
+    >>> records['version'].tolist()
+    [1, 2]
   """
-  unknown = sorted(set(columns) - set(RECORD.names or ()))
+  unknown = sorted(set(columns) - {'clock', *(RECORD.names or ())})
   if unknown:
     raise ValueError(
       f'A record has no field {", ".join(unknown)}; its fields are '
@@ -105,7 +163,18 @@ def make_records(**columns: Any) -> np.ndarray:
     raise ValueError(
       f'Columns must have one length, or be scalars, got shapes {shapes}.'
     ) from None
+  clock = arrays.pop('clock', 0)
   records = np.zeros(length, RECORD)
   for name, array in arrays.items():
     records[name] = array
+  kinds = records['kind']
+  if 'replica' not in arrays:
+    is_own = np.isin(kinds, _OWN_KINDS)
+    records['replica'] = np.where(is_own, records['worker'], SERVER)
+  if 'updates' not in arrays:
+    is_applied = records['fate'] == protocols.Fate.APPLIED
+    is_applied &= kinds == Kind.PUSH
+    records['updates'] = np.isin(kinds, _CHANGES) | is_applied
+  if 'version' not in arrays:
+    records['version'] = clock + records['updates']
   return records

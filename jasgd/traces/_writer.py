@@ -4,30 +4,59 @@ import io
 import json
 import logging
 import os
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
 from jasgd.traces import _file
-from jasgd.traces import _node_schema
 from jasgd.traces import _schema
 
-_BUFFER_SIZE = 1 << 20  # Bytes: about 12,000 records.
+_BUFFER_SIZE = 1 << 20  # Bytes: about 8,000 records.
 
 _Path = str | os.PathLike[str]
 
 
-class _Writer:
-  """What writers of all kinds of records do."""
+class TraceWriter:
+  """Appends records to a file, which can be read at the same time.
 
-  _dtype: ClassVar[np.dtype]
-  _dtype_name: ClassVar[str]
+  Every process that owns replicas has a file of its own. A file that exists is
+  continued, after a crash too: part of a record at its end is cut off, which
+  `num_bytes_cut` and the log tell. A file has one writer at a time.
+
+  Args:
+    path: Path of the file. That of a server is a run's whole trace; nodes and a
+      centre have files in one folder, see `Trace.load`.
+    header: Header of a new file. A file that exists keeps its own, so give
+      the same one, or None, which means the header in the file or an empty one.
+
+  Attributes:
+    path: As given.
+    header: The header in the file.
+    num_bytes_cut: Bytes that were cut off: 0 except after a crash.
+    num_records: Records in the file and in the buffer: the index of the next.
+
+  Raises:
+    TraceError: if the file exists and is damaged before its last record, or has
+      another header.
+
+  Examples:
+    >>> import os, tempfile
+    >>> from jasgd import traces
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   path = os.path.join(folder, 'trace')
+    ...   with traces.TraceWriter(path, {'seed': 0}) as writer:
+    ...     writer.append(traces.make_records(step=[0, 1]))
+    ...     writer.flush()
+    ...     print(len(traces.Trace.load(path)))
+    2
+  """
 
   def __init__(self, path: _Path, header: dict[str, Any] | None = None) -> None:
     self.path = os.fspath(path)
     if not os.path.exists(self.path) or not os.path.getsize(self.path):
-      _file.write_file(self.path, header or {}, np.zeros(0, self._dtype))
-    contents = _file.inspect_file(self.path, self._dtype)
+      empty = np.zeros(0, _schema.RECORD)
+      _file.write_file(self.path, header or {}, empty)
+    contents = _file.inspect_file(self.path)
     if header is not None:
       _check_same_header(self.path, contents.header, header)
     self.header = contents.header
@@ -38,7 +67,7 @@ class _Writer:
     self._file = io.FileIO(self.path, 'ab')
     if self.num_bytes_cut:
       self._file.truncate(
-        contents.offset + self.num_records * self._dtype.itemsize
+        contents.offset + self.num_records * _schema.RECORD.itemsize
       )
       logging.getLogger(__name__).warning(
         'Cut %d bytes of a partial record off %r; %d whole records remain.',
@@ -53,14 +82,14 @@ class _Writer:
     They may stay in a buffer of this process until `flush` or `close`.
 
     Args:
-      records: An array of this writer's dtype.
+      records: An array of dtype `RECORD`.
 
     Raises:
       ValueError: if it is not, or the writer is closed.
     """
-    if getattr(records, 'dtype', None) != self._dtype:
+    if getattr(records, 'dtype', None) != _schema.RECORD:
       raise ValueError(
-        f'records must be an array of dtype {self._dtype_name}, got '
+        'records must be an array of dtype RECORD, got '
         f'{getattr(records, "dtype", type(records).__name__)}.'
       )
     self._check_open()
@@ -74,7 +103,7 @@ class _Writer:
     """Hands the buffer to the operating system: readers see the records.
 
     From then on they outlive this process. If it fails (the disk is full),
-    calling it again goes on where it stopped.
+    calling it again continues where it stopped.
 
     Args:
       sync: Whether to wait for the disk, so that they outlive the machine.
@@ -90,13 +119,19 @@ class _Writer:
       self.sync()
 
   def sync(self) -> None:
-    """Waits for the disk, for what was flushed. Any thread may call it.
+    """Waits until the disk has what was flushed. Any thread may call it.
 
     Raises:
       ValueError: if the writer is closed.
     """
     self._check_open()
     os.fsync(self._file.fileno())
+
+  def read(self) -> np.ndarray:
+    """All records so far, flushed and read back from the file."""
+    if not self._file.closed:
+      self.flush()
+    return _file.read_file(self.path, allow_truncated=True)[0]
 
   def close(self) -> None:
     """Flushes, and closes the file. Doing so twice is no error."""
@@ -116,81 +151,6 @@ class _Writer:
   def _check_open(self) -> None:
     if self._file.closed:
       raise ValueError(f'The writer of {self.path!r} is closed.')
-
-
-class TraceWriter(_Writer):
-  """Appends a server's records to a file, which can be read all the while.
-
-  A file that exists already is continued, after a crash too: part of a record
-  at its end is cut off, which `num_bytes_cut` and the log tell. A file has one
-  writer at a time.
-
-  Args:
-    path: Where the file is, or will be.
-    header: The header of a new file. A file that exists keeps its own, so give
-      the same one, or None, which stands for that or for an empty one.
-
-  Attributes:
-    path: As given.
-    header: The header in the file.
-    num_bytes_cut: The bytes that were cut off: 0 but after a crash.
-    num_records: The records in the file and in the buffer; so the next record
-      has this index.
-
-  Raises:
-    TraceError: if the file exists and is not a whole trace but for its last
-      record, or has another header.
-
-  Examples:
-    >>> import os, tempfile
-    >>> from jasgd import traces
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   path = os.path.join(folder, 'trace')
-    ...   with traces.TraceWriter(path, {'seed': 0}) as writer:
-    ...     writer.append(traces.make_records(step=[0, 1]))
-    ...     writer.flush()
-    ...     print(len(traces.Trace.load(path)))
-    2
-  """
-
-  _dtype = _schema.RECORD
-  _dtype_name = 'RECORD'
-
-
-class NodeTraceWriter(_Writer):
-  """Appends the records of one node, or of the centre, to a file of its own.
-
-  As `TraceWriter`, which see, with records of dtype `NODE_RECORD`; a record's
-  `order` is its index in the file. `NodeTrace.load` reads the files of all
-  nodes together if their headers say `is_recorded`: True.
-
-  Args:
-    path: `node-0` and so on, or `centre`, in one folder for all.
-    header: As in `TraceWriter`. Those of all nodes of a run agree in `config`,
-      `seed` and `num_nodes`.
-
-  Raises:
-    TraceError: as `TraceWriter` does.
-
-  Examples:
-    >>> import os, tempfile
-    >>> import numpy as np
-    >>> from jasgd import traces
-    >>> header = {'is_recorded': True, 'num_nodes': 2}
-    >>> records = np.zeros(3, traces.NODE_RECORD)
-    >>> records['order'] = range(3)
-    >>> records['step'] = records['version'] = [1, 2, 3]
-    >>> records['peer_version'] = [0, 1, 2]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   path = os.path.join(folder, 'node-1')
-    ...   with traces.NodeTraceWriter(path, header) as writer:
-    ...     writer.append(records)
-    ...   print(len(traces.NodeTrace.load(folder)))
-    3
-  """
-
-  _dtype = _node_schema.NODE_RECORD
-  _dtype_name = 'NODE_RECORD'
 
 
 def _check_same_header(

@@ -1,7 +1,7 @@
 """Numbers that explain a trace. Each function is pure and vectorised.
 
-What a restart made void is left out, as in the columns. Arrays over learners
-have an entry for each of `count_learners`. Nothing divided by nothing is NaN.
+What a restart made void is left out, as in the columns. Arrays over workers
+have an entry for each of `trace.num_workers`. 0 divided by 0 is NaN.
 """
 
 import dataclasses
@@ -12,17 +12,15 @@ from jasgd import protocols
 from jasgd.traces import _lead
 from jasgd.traces import _schema
 from jasgd.traces import _trace
-from jasgd.traces import _waits
 
 PERCENTILES = (50, 95, 99)
-# More learners, or updates between two, than any run has: a record with such a
-# number is no record, and arrays of that length would not fit in memory.
-MAX_LEARNERS = MAX_STALENESS = 1 << 24
+_ROUNDING = 1e-9  # Of sums of masses, relative.
+_Kind = _schema.Kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StalenessSummary:
-  """How stale some gradients were; NaN if there are none."""
+class Distribution:
+  """A distribution of whole numbers; its measures are NaN if it is empty."""
 
   count: int
   mean: float
@@ -30,64 +28,50 @@ class StalenessSummary:
   min: float
   max: float
   percentiles: dict[int, float]  # Of `PERCENTILES`.
-  histogram: np.ndarray  # Entry tau: how many had that staleness.
+  values: np.ndarray  # The numbers that occur, ascending.
+  counts: np.ndarray  # How often each of them occurs.
+
+  @property
+  def histogram(self) -> np.ndarray:
+    """Entry i: how often i occurs, for numbers of at least 0."""
+    if not self.count:
+      return np.zeros(0, np.int64)
+    histogram = np.zeros(int(self.max) + 1, np.int64)
+    histogram[self.values] = self.counts
+    return histogram
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class LearnerTimes:
-  """Where the time of each learner went, in seconds: arrays over learners."""
+class WorkerTimes:
+  """Where the time of each worker went, in seconds: arrays over workers."""
 
   busy: np.ndarray  # Computing.
-  waiting: np.ndarray  # Held back by the server, after its push arrived.
-  communication: np.ndarray  # From snapshot to arrival, but not computing.
+  waiting: np.ndarray  # Held back by the server, or waiting for a mix.
+  communication: np.ndarray  # From weights to a push's arrival, not computing.
   idle: np.ndarray  # The run's duration without the busy time.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Traffic:
-  """Bytes on the wire: arrays over learners, None where not known."""
+  """What each worker sent and received: arrays over workers.
 
-  sent: np.ndarray | None  # By a learner. The server received the sum.
-  received: np.ndarray | None  # By a learner. The server sent the sum.
-
-
-def count_learners(trace: _trace.Trace) -> int:
-  """The number of learners: the header's, or more if more were seen.
-
-  Args:
-    trace: A trace.
-
-  Returns:
-    A number that is above the id of each learner in the trace.
-
-  Raises:
-    TraceError: if a learner's number is negative, or there are over 2^24.
-
-  Examples:
-    >>> from jasgd import traces
-    >>> trace = traces.Trace(traces.make_records(learner=[0, 2]))
-    >>> traces.statistics.count_learners(trace)
-    3
+  Messages hold weights or gradients; those of an all-reduce count by size.
+  Bytes are None if the header does not say what a message weighs.
   """
-  num_learners = int(trace.header.get('num_learners') or 0)
-  events = trace.events
-  is_learners = ~np.isin(events['kind'], _schema.SERVER_KINDS)
-  for learner in (
-    trace.learner,
-    trace.in_flight['learner'],
-    events['learner'][is_learners],
-  ):
-    if len(learner):
-      if learner.min() < 0:
-        raise _schema.TraceError(
-          f'A learner has a number of at least 0, got {learner.min()}.'
-        )
-      num_learners = max(num_learners, int(learner.max()) + 1)
-  if not 0 <= num_learners <= MAX_LEARNERS:
-    raise _schema.TraceError(
-      f'There are at most {MAX_LEARNERS} learners, got {num_learners}.'
-    )
-  return num_learners
+
+  num_sent: np.ndarray
+  num_received: np.ndarray
+  sent: np.ndarray | None  # Bytes.
+  received: np.ndarray | None  # Bytes.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Deaths:
+  """How many nodes died and came back, and the mass that was lost."""
+
+  num_deaths: int
+  num_returns: int
+  lost_mass: float  # Push-sum's, with nodes and with messages.
 
 
 def count_fates(trace: _trace.Trace) -> dict[protocols.Fate, int]:
@@ -110,165 +94,259 @@ def count_fates(trace: _trace.Trace) -> dict[protocols.Fate, int]:
 
 
 def get_clock(trace: _trace.Trace) -> int:
-  """The server's clock at the end.
+  """The server's clock at the end, or the steps of all nodes.
 
   Args:
     trace: A trace.
 
   Returns:
-    The clock after the last update, or that of a restart after it; 0 if there
-    was none.
+    The version of the server's replica after the last record; 0 if there is
+    none. Without a server, the number of steps.
 
   Examples:
     >>> from jasgd import traces
-    >>> trace = traces.Trace(traces.make_records(apply_clock=[0, 1]))
+    >>> trace = traces.Trace(traces.make_records(clock=[0, 1]))
     >>> traces.statistics.get_clock(trace)
     2
   """
-  is_applied = trace.fate == protocols.Fate.APPLIED
-  events = trace.events
-  resumed = events['read_clock'][events['kind'] == _schema.Kind.RESTART]
-  # Of what stands, a later restart or update never has a smaller clock.
-  return max(
-    int(trace.apply_clock[is_applied].max(initial=-1)) + 1,
-    int(resumed.max(initial=0)),
-  )
+  if not trace.has_server:
+    return trace.num_gradients
+  own = trace.of_replica(_schema.SERVER)
+  return int(own['version'][-1]) if len(own) else 0
 
 
-def describe_staleness(staleness: np.ndarray) -> StalenessSummary:
-  """Mean, spread, percentiles and histogram of the staleness of gradients.
+def describe(numbers: np.ndarray) -> Distribution:
+  """Mean, spread, percentiles and counts of whole numbers.
 
   Args:
-    staleness: Whole numbers, at least 0: `trace.staleness`, or a part of it.
+    numbers: Whole numbers, such as `trace.staleness` or a part of it.
 
   Returns:
-    A summary.
-
-  Raises:
-    ValueError: if a number is negative. (Gradients of an earlier incarnation
-      of the server, LOST_HISTORY, may have that, and no staleness is theirs.)
+    The distribution.
 
   Examples:
     >>> import numpy as np
     >>> from jasgd import traces
-    >>> summary = traces.statistics.describe_staleness(np.array([0, 1, 1, 2]))
+    >>> summary = traces.statistics.describe(np.array([0, 1, 1, 3]))
     >>> summary.mean, summary.percentiles[50]
-    (1.0, 1.0)
+    (1.25, 1.0)
     >>> summary.histogram
-    array([1, 2, 1])
+    array([1, 2, 0, 1])
   """
-  staleness = np.ascontiguousarray(staleness, np.int64)
-  if not len(staleness):
-    nan = float('nan')
-    return StalenessSummary(
+  numbers = np.ascontiguousarray(numbers, np.int64)
+  if not len(numbers):
+    nan, none = float('nan'), np.zeros(0, np.int64)
+    percentiles = dict.fromkeys(PERCENTILES, nan)
+    return Distribution(
       count=0,
       mean=nan,
       std=nan,
       min=nan,
       max=nan,
-      percentiles=dict.fromkeys(PERCENTILES, nan),
-      histogram=np.zeros(0, np.int64),
+      percentiles=percentiles,
+      values=none,
+      counts=none,
     )
-  minimum = int(staleness.min())
-  if minimum < 0:
-    raise ValueError(f'A staleness must be at least 0, got {minimum}.')
-  values = np.percentile(staleness, PERCENTILES)
-  return StalenessSummary(
-    count=len(staleness),
-    mean=float(staleness.mean()),
-    std=float(staleness.std()),
-    min=float(minimum),
-    max=float(staleness.max()),
-    percentiles=dict(zip(PERCENTILES, values.tolist(), strict=True)),
-    histogram=np.bincount(staleness),
+  values, counts = _count_values(numbers)
+  percentiles = np.percentile(numbers, PERCENTILES).tolist()
+  return Distribution(
+    count=len(numbers),
+    mean=float(numbers.mean()),
+    std=float(numbers.std()),
+    min=float(values[0]),
+    max=float(values[-1]),
+    percentiles=dict(zip(PERCENTILES, percentiles, strict=True)),
+    values=values,
+    counts=counts,
   )
 
 
-def measure_times(trace: _trace.Trace) -> LearnerTimes:
-  """Where each learner's time went.
+def _count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """`np.unique` with counts, without sorting where the range is small."""
+  smallest, largest = int(numbers.min()), int(numbers.max())
+  if largest - smallest > 4 * len(numbers) + 1024:
+    return np.unique(numbers, return_counts=True)
+  counts = np.bincount(numbers - smallest)
+  values = np.flatnonzero(counts)
+  return values + smallest, counts[values]
 
-  From the snapshot to the release of a learner, its time is computing, or
-  waiting at the server (to what `traces.find_wait_ends` says), or else
-  communication, with the queues on the way. Times that are not known (NaN)
-  count as 0. `idle` is all time without computing: also that before a learner
-  came and after it went.
+
+def measure_times(trace: _trace.Trace) -> WorkerTimes:
+  """Where each worker's time went.
+
+  From its snapshot to its release, a learner is computing, or waiting at the
+  server (until `find_wait_ends`), or else communicating, with the queues on the
+  way. A node is computing in its steps, and waiting for mixes, means and
+  answers that never came. Times that are not known (NaN) count as 0. `idle` is
+  all time without computing: also before a worker came and after it went.
 
   Args:
     trace: A trace.
 
   Returns:
-    Seconds per learner.
+    Seconds per worker.
 
   Examples:
     >>> from jasgd import traces
     >>> trace = traces.Trace(
-    ...   traces.make_records(compute_time=2, arrive_time=3, release_time=7)
+    ...   traces.make_records(compute_time=2, end_time=3, release_time=7)
     ... )
     >>> times = traces.statistics.measure_times(trace)
     >>> print(*times.busy, *times.communication, *times.waiting, *times.idle)
     2.0 1.0 4.0 5.0
   """
-  compute_time = trace.compute_time
-  communication = trace.arrive_time - trace.start_time - compute_time
-  communication = np.maximum(communication, 0)  # Rounding may go below.
-  busy = _sum_by_learner(trace, compute_time)
-  return LearnerTimes(
+  num_workers = trace.num_workers
+  if not trace.has_server:
+    questions = trace.of_kind(_Kind.LOST)
+    questions = questions[questions['read_version'] < 0]
+    mixes = keep_first_of_mix(trace.mixes)
+    busy = _add_durations(trace.steps, num_workers)
+    waiting = _add_durations(mixes, num_workers)
+    waiting += _add_durations(questions, num_workers)
+    communication = np.zeros(num_workers)
+  else:
+    compute_time = trace.compute_time
+    seconds = trace.end_time - trace.start_time - compute_time
+    seconds = np.maximum(seconds, 0)  # Rounding may make it negative.
+    busy = _sum_by_worker(trace, compute_time)
+    waiting = _sum_by_worker(trace, find_wait_ends(trace) - trace.end_time)
+    communication = _sum_by_worker(trace, seconds)
+  return WorkerTimes(
     busy=busy,
-    waiting=_sum_by_learner(
-      trace, _waits.find_wait_ends(trace) - trace.arrive_time
-    ),
-    communication=_sum_by_learner(trace, communication),
+    waiting=waiting,
+    communication=communication,
     idle=np.maximum(trace.duration - busy, 0),
   )
 
 
-def count_bytes(trace: _trace.Trace) -> Traffic:
-  """What each learner sent and received.
+def find_wait_ends(trace: _trace.Trace) -> np.ndarray:
+  """When the learner of each gradient stopped waiting at the server.
 
-  Each gradient is a push. Each recorded fetch is a pull; where none are, a
-  learner pulls for every gradient: for those in flight too, and for those that
-  were lost with a learner, as the record of its leave tells. What they weigh is
-  in the header, as `bytes_per_push` and `bytes_per_pull`.
+  That is when it was released. A learner that never was waited until it left
+  (or, after a restart of the server, until it was given other weights), or else
+  to the end of the trace. One that was gone already did not wait.
+
+  Args:
+    trace: A trace of a server.
+
+  Returns:
+    An entry for each gradient, in seconds; NaN where no time is known.
+
+  Examples:
+    >>> from jasgd import traces
+    >>> push, leave = traces.Kind.PUSH, traces.Kind.LEAVE
+    >>> trace = traces.Trace(
+    ...   traces.make_records(
+    ...     kind=[push, push, leave, push],
+    ...     worker=[0, 1, 0, 1],
+    ...     clock=[0, 1, 2, 2],
+    ...     end_time=[1, 2, 5, 7],
+    ...     release_time=[float('nan'), 2, 5, 9],
+    ...   )
+    ... )
+    >>> traces.statistics.find_wait_ends(trace)
+    array([5., 2., 9.])
+  """
+  ends = np.array(trace.release_time)
+  is_gone = trace.fate == protocols.Fate.DROPPED_GONE
+  ends[is_gone] = trace.end_time[is_gone]
+  held = np.flatnonzero(np.isnan(ends) & ~np.isnan(trace.end_time))
+  if not len(held):
+    return ends
+  last = np.fmax.reduce(np.fmax(trace.end_time, trace.release_time))
+  records = trace.of_kind(_Kind.PUSH, _Kind.FETCH, _Kind.JOIN, _Kind.LEAVE)
+  is_push = records['kind'] == _Kind.PUSH
+  times = np.where(is_push, records['start_time'], records['end_time'])
+  # The next record of the same learner; its last record has none.
+  order = np.argsort(records['worker'], kind='stable')
+  next_time = np.full(len(records), np.nan)
+  is_same = np.diff(records['worker'][order]) == 0
+  next_time[order[:-1][is_same]] = times[order[1:][is_same]]
+  next_time = next_time[is_push][held]
+  ends[held] = np.fmax(np.fmin(next_time, last), trace.end_time[held])
+  return ends
+
+
+def count_traffic(trace: _trace.Trace) -> Traffic:
+  """What each worker sent and received.
+
+  With a server, each gradient is a push. Each recorded fetch is a pull; where
+  none are recorded, a learner pulls for every gradient: for those in flight
+  too, and for those that were lost with a learner, which its LEAVE tells. Bytes
+  are by `bytes_per_push` and `bytes_per_pull` of the header. Between nodes,
+  every mix is a message, of `bytes_per_push` bytes; a mean is 2 (n - 1) pieces
+  of 1/n of a message for each node, or what the header's `messages_per_mean`
+  says.
 
   Args:
     trace: A trace.
 
   Returns:
-    Bytes per learner, or None where the header does not know.
+    Messages and bytes per worker.
 
   Examples:
     >>> from jasgd import traces
     >>> trace = traces.Trace(
-    ...   traces.make_records(learner=[0, 1, 0]), {'bytes_per_push': 10}
+    ...   traces.make_records(worker=[0, 1, 0]), {'bytes_per_push': 10}
     ... )
-    >>> traces.statistics.count_bytes(trace)
-    Traffic(sent=array([20, 10]), received=None)
+    >>> traces.statistics.count_traffic(trace).sent
+    array([20, 10])
   """
-  num_learners = count_learners(trace)
-  num_pushes = np.bincount(trace.learner, minlength=num_learners)
-  events = trace.events
-  fetches = events['learner'][events['kind'] == _schema.Kind.FETCH]
-  num_pulls = np.bincount(fetches, minlength=num_learners)
-  if not len(fetches):
-    is_lost = (events['kind'] == _schema.Kind.LEAVE) & (
-      events['read_clock'] >= 0
-    )
-    unseen = (trace.in_flight['learner'], events['learner'][is_lost])
-    num_pulls = num_pushes + np.bincount(
-      np.concatenate(unseen), minlength=num_learners
-    )
   push, pull = map(trace.header.get, ('bytes_per_push', 'bytes_per_pull'))
+  if trace.has_server:
+    num_sent, num_received = _count_exchanges(trace)
+  else:
+    num_sent, num_received = _count_messages(trace)
+    pull = push
   return Traffic(
-    sent=None if push is None else num_pushes * push,
-    received=None if pull is None else num_pulls * pull,
+    num_sent=num_sent,
+    num_received=num_received,
+    sent=None if push is None else num_sent * push,
+    received=None if pull is None else num_received * pull,
+  )
+
+
+def _count_exchanges(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
+  """Pushes and pulls of each learner."""
+  num_workers = trace.num_workers
+  num_pushes = np.bincount(trace.worker, minlength=num_workers)
+  fetches = trace.of_kind(_Kind.FETCH)['worker']
+  if len(fetches):
+    return num_pushes, np.bincount(fetches, minlength=num_workers)
+  leaves = trace.of_kind(_Kind.LEAVE)
+  lost = leaves['worker'][leaves['read_version'] >= 0]
+  unseen = np.concatenate([trace.in_flight['worker'], lost])
+  return num_pushes, num_pushes + np.bincount(unseen, minlength=num_workers)
+
+
+def _count_messages(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
+  """Messages that each node sent and received."""
+  num_nodes = trace.num_workers
+  lost = trace.of_kind(_Kind.LOST)
+  lost = lost[lost['read_version'] >= 0]
+  means = trace.of_kind(_Kind.MEAN)
+  mixes = trace.of_kind(_Kind.MIX, _Kind.MOVE)
+  per_mean = trace.header.get('messages_per_mean')
+  pieces = np.bincount(
+    means['replica'],
+    2 * (1 - means['weight'])
+    if per_mean is None
+    else np.full(len(means), per_mean),
+    num_nodes,
+  )
+  sent = np.concatenate([mixes['source'], lost['replica']])
+  received = mixes['replica']
+  return (
+    pieces + np.bincount(sent[sent >= 0], minlength=num_nodes),
+    pieces + np.bincount(received[received >= 0], minlength=num_nodes),
   )
 
 
 def measure_lead(trace: _trace.Trace) -> np.ndarray:
-  """By how many steps the fastest learner led the slowest, all along.
+  """By how many steps the fastest worker led the slowest, all along.
 
-  Of those who were there: steps are counted from 0 in this trace, and those of
-  a learner that joins from the number that the slowest has then.
+  Among those that were present: steps are counted from 0 in this trace, and
+  those of a worker that joins from the number that the slowest has then.
 
   Args:
     trace: A trace.
@@ -278,24 +356,23 @@ def measure_lead(trace: _trace.Trace) -> np.ndarray:
 
   Examples:
     >>> from jasgd import traces
-    >>> trace = traces.Trace(traces.make_records(learner=[0, 0, 1, 1]))
+    >>> trace = traces.Trace(traces.make_records(worker=[0, 0, 1, 1]))
     >>> traces.statistics.measure_lead(trace)
     array([1, 2, 1, 0])
   """
-  num_learners = count_learners(trace)
-  kinds = trace.events['kind']
-  is_member = (kinds == _schema.Kind.JOIN) | (kinds == _schema.Kind.LEAVE)
-  if is_member.any() or np.any(trace.fate == protocols.Fate.DROPPED_GONE):
-    records = np.asarray(trace.records)[~trace.is_void]
-    return _lead.follow_lead(records, num_learners)
-  return _lead.count_lead(np.ascontiguousarray(trace.learner), num_learners)
+  members = trace.of_kind(_Kind.JOIN, _Kind.LEAVE)
+  if len(members) or np.any(trace.fate == protocols.Fate.DROPPED_GONE):
+    records = trace.of_kind(*_schema.GRADIENTS, _Kind.JOIN, _Kind.LEAVE)
+    return _lead.follow_lead(records, trace.num_workers)
+  worker = np.ascontiguousarray(trace.worker)
+  return _lead.count_lead(worker, trace.num_workers)
 
 
 def measure_speedup(trace: _trace.Trace) -> float:
-  """How much faster gradients came than from one learner alone.
+  """How much faster gradients came than from one worker alone.
 
   speed-up = applied gradients per second * seconds per gradient of the fastest
-  learner, alone: one that never waits nor communicates. The fastest is the
+  worker, alone: one that never waits nor communicates. The fastest is the
   one that computed the shortest on average.
 
   Args:
@@ -308,18 +385,22 @@ def measure_speedup(trace: _trace.Trace) -> float:
     >>> from jasgd import traces
     >>> trace = traces.Trace(
     ...   traces.make_records(
-    ...     learner=[0, 1, 0], compute_time=[2, 5, 4], arrive_time=[2, 5, 6]
+    ...     worker=[0, 1, 0],
+    ...     clock=[0, 1, 2],
+    ...     compute_time=[2, 5, 4],
+    ...     end_time=[2, 5, 6],
     ...   )
     ... )
-    >>> traces.statistics.measure_speedup(trace)  # Learner 0 alone: 3 s each.
+    >>> traces.statistics.measure_speedup(trace)  # Worker 0 alone: 3 s each.
     1.5
   """
   num_applied = int(np.count_nonzero(trace.fate == protocols.Fate.APPLIED))
-  is_known = ~np.isnan(trace.compute_time)
-  counts = np.bincount(trace.learner[is_known])
-  totals = np.bincount(
-    trace.learner[is_known], weights=trace.compute_time[is_known]
-  )
+  seconds = trace.compute_time
+  if not trace.has_server:
+    seconds = trace.end_time - trace.start_time
+  is_known = ~np.isnan(seconds)
+  counts = np.bincount(trace.worker[is_known])
+  totals = np.bincount(trace.worker[is_known], weights=seconds[is_known])
   has_any = np.flatnonzero(counts)
   if not len(has_any):
     return float('nan')
@@ -345,9 +426,156 @@ def divide(numerator: float, denominator: float) -> float:
   return numerator / denominator if denominator else float('nan')
 
 
-def _sum_by_learner(trace: _trace.Trace, values: np.ndarray) -> np.ndarray:
-  """Sums over the gradients of each learner, without those not known."""
+# --- Mixes of nodes.
+
+
+def keep_first_of_mix(records: np.ndarray) -> np.ndarray:
+  """One record of each mix or mean of a node, in the order of the records.
+
+  Args:
+    records: Records of any kinds.
+
+  Returns:
+    Those of kind MIX and MEAN, without further sources of the same mix.
+
+  Examples:
+    >>> from jasgd import traces
+    >>> records = traces.make_records(
+    ...   kind=traces.Kind.MIX, group=[5, 5, 6], source=[2, 3, 2]
+    ... )
+    >>> first = traces.statistics.keep_first_of_mix(records)
+    >>> print(first[['group', 'source']])
+    [(5, 2) (6, 2)]
+  """
+  kinds = records['kind']
+  mixes = records[(kinds == _Kind.MIX) | (kinds == _Kind.MEAN)]
+  keys = np.stack([mixes['replica'], mixes['group']], axis=-1)
+  _, first = np.unique(keys, axis=0, return_index=True)
+  return mixes[np.sort(first)]
+
+
+def measure_ages(trace: _trace.Trace) -> np.ndarray:
+  """The age of the weights that nodes mixed in: see `traces.summarize`.
+
+  Args:
+    trace: A trace.
+
+  Returns:
+    int64, an entry for each MIX, in the order of the records.
+
+  Examples:
+    >>> from jasgd import traces
+    >>> step, mix = traces.Kind.STEP, traces.Kind.MIX
+    >>> records = traces.make_records(  # Worker 1 mixes the start of worker 0.
+    ...   kind=[step, step, mix], worker=[0, 0, 1], step=[1, 2, 0]
+    ... )
+    >>> print(traces.statistics.measure_ages(traces.Trace(records)))
+    [2]
+  """
+  records = trace.records
+  kind, replica = records['kind'], records['replica'].astype(np.int64)
+  is_progress = (kind == _Kind.STEP) | (kind == _Kind.MOVE)
+  is_progress |= kind == _Kind.RESTART
+  is_mix = kind == _Kind.MIX
+  # (replica, place) as one number: so the last progress of a source is found by
+  # searching, for all mixes at once.
+  place, stride = np.arange(len(records)), len(records) + 1
+  keys = replica[is_progress] * stride + place[is_progress]
+  order = np.argsort(keys)
+  keys, steps = keys[order], records['step'][is_progress][order]
+  source = records['source'][is_mix].astype(np.int64)
+  found = np.searchsorted(keys, source * stride + place[is_mix]) - 1
+  has_progress = found >= 0
+  has_progress[has_progress] &= (
+    keys[found[has_progress]] >= (source * stride)[has_progress]
+  )
+  now = np.zeros(len(source), np.int64)
+  now[has_progress] = steps[found[has_progress]]
+  # A peer that went back to a checkpoint may have fewer than there are in it.
+  return np.maximum(now - records['source_step'][is_mix], 0)
+
+
+def measure_lags(trace: _trace.Trace) -> np.ndarray:
+  """Own steps minus those of the other node, of each mix with a node.
+
+  Args:
+    trace: A trace.
+
+  Returns:
+    int64, an entry for each MIX whose source is a node.
+  """
+  mixes = trace.of_kind(_Kind.MIX)
+  mixes = mixes[mixes['source'] >= 0]
+  return mixes['step'] - mixes['source_step']
+
+
+def count_deaths(trace: _trace.Trace) -> Deaths:
+  """Counts the deaths of nodes, and the mass that was lost.
+
+  A real node cannot record its own death: a node whose records stop, or go on
+  with a RESTART or JOIN, without an END before, has died. Lost mass is what
+  nodes began with, 1 each but for joiners, minus what they ended with: messages
+  that a node had received and not mixed when it died are in no record.
+
+  Args:
+    trace: A trace of nodes, up to its end.
+
+  Returns:
+    The counts.
+  """
+  records = trace.records
+  # A LOST may be in the file of its receiver.
+  is_own = (records['replica'] >= 0) & (records['kind'] != _Kind.LOST)
+  records = records[is_own]
+  records = records[np.argsort(records['replica'], kind='stable')]
+  kind, node, mass = (records[name] for name in ('kind', 'replica', 'mass'))
+  is_first = np.diff(node, prepend=-1) != 0
+  is_last = np.diff(node, append=-1) != 0
+  is_restart = kind == _Kind.RESTART
+  is_join = kind == _Kind.JOIN
+  # A node without a checkpoint may have both, one after the other.
+  is_restarted = np.append(np.zeros(min(1, len(kind)), bool), is_restart[:-1])
+  is_return = (is_restart | is_join & ~is_restarted) & ~is_first
+  is_end = is_last | np.append(is_return[1:], np.zeros(min(1, len(kind)), bool))
+  is_death = is_end & (kind != _Kind.END)
+  is_joiner = is_first & is_join
+  initial = float(np.count_nonzero(is_first & ~is_joiner) if mass.any() else 0)
+  lost = initial - mass[is_last & (kind == _Kind.END)].sum()
+  if abs(lost) < _ROUNDING * initial:
+    lost = 0.0
+  return Deaths(
+    num_deaths=int(np.count_nonzero(is_death)),
+    num_returns=int(np.count_nonzero(is_return)),
+    lost_mass=float(lost),
+  )
+
+
+def find_downtimes(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
+  """When a run of real nodes was ended and went on later.
+
+  Args:
+    trace: A trace of nodes.
+
+  Returns:
+    For each RESTART, its time, and for how many seconds nobody had written
+    anything before it: hardly any, while others go on.
+  """
+  records = trace.records[np.argsort(trace.records['end_time'], kind='stable')]
+  is_return = records['kind'] == _Kind.RESTART
+  times = records['end_time']
+  return times[is_return], np.diff(times, prepend=times[:1])[is_return]
+
+
+def _add_durations(records: np.ndarray, num_workers: int) -> np.ndarray:
+  """The seconds that the records of each replica took."""
+  seconds = records['end_time'] - records['start_time']
+  # Without any records numpy counts in integers.
+  return np.bincount(records['replica'], seconds, num_workers).astype(float)
+
+
+def _sum_by_worker(trace: _trace.Trace, values: np.ndarray) -> np.ndarray:
+  """Sums over the gradients of each worker, without those not known."""
   known = np.where(np.isnan(values), 0.0, values)
   return np.bincount(
-    trace.learner, weights=known, minlength=count_learners(trace)
+    trace.worker, weights=known, minlength=trace.num_workers
   ).astype(float)  # Without any gradients numpy counts in integers.

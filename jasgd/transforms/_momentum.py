@@ -8,7 +8,7 @@ from jasgd.transforms import _checks
 def explicit_momentum(
   total: jax.typing.ArrayLike, num_learners: jax.typing.ArrayLike
 ) -> jax.typing.ArrayLike:
-  r"""Momentum to set, so that asynchrony adds the rest of the total.
+  r"""Momentum to set, so that asynchrony adds what is missing of the total.
 
   M asynchronous learners with exponential compute times act, on average, like
   momentum:

@@ -14,7 +14,7 @@ def is_masked(node: Any) -> bool:
 
 
 def map_unmasked(
-  function: Callable[..., Any], tree: optax.Updates, *rest: Any
+  function: Callable[..., Any], tree: optax.Updates, *others: Any
 ) -> Any:
   """Maps over the leaves of `tree` that are not masked.
 
@@ -24,9 +24,9 @@ def map_unmasked(
   function skips it.
   """
   return jax.tree.map(
-    lambda node, *others: node if is_masked(node) else function(node, *others),
+    lambda node, *nodes: node if is_masked(node) else function(node, *nodes),
     tree,
-    *rest,
+    *others,
     is_leaf=is_masked,
   )
 

@@ -1,4 +1,9 @@
-"""Which files does a run leave? Checkpoints, metrics, progress, provenance."""
+"""Files of a run: checkpoints, metrics, progress, provenance.
+
+`Workdir` has the paths. `open_workdir` creates the folder of a run, or opens it
+again with the same config. `load_params` and `read_metrics` read the results of
+a run.
+"""
 
 from jasgd.workdir._checkpoints import list_checkpoints
 from jasgd.workdir._checkpoints import load_params

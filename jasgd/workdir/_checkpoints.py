@@ -1,23 +1,24 @@
-"""Checkpoints: weights, optimizer state, and how far the other files were.
+"""Checkpoints: weights, optimizer state, and the position in growing files.
 
-A checkpoint is a folder `checkpoints/<clock>`: the arrays of `state` and of
-`params`, each as orbax writes a list, and `manifest.json`, which has the names,
-shapes and dtypes of these, the structure of `params`, the position, and size
-and checksum (CRC-32) of every file. It is written under a name that ends in
-`.part` and renamed when it is whole, and renamed again before it is removed. So
-a kill leaves no half of one under the name of a checkpoint; what it leaves
-under the other is removed by the next save.
+A checkpoint is a folder `checkpoints/<clock>` with the arrays of `state` and of
+`params`, which orbax writes, and `manifest.json`. The manifest has the names,
+shapes and dtypes of the arrays, the structure of `params`, the position, and
+the size and CRC-32 checksum of every file.
 
-Disks and people damage files nevertheless. Checksums are compared before orbax
-sees a file, for it does not find every flipped byte. A run that goes on sets
-damaged checkpoints aside, under a name that ends in `.broken`; these are never
+A checkpoint is written under a name that ends in `.part`, and renamed when it
+is complete. An old checkpoint is renamed to such a name before it is removed.
+So a kill never leaves an incomplete folder under the name of a checkpoint; the
+next save removes the `.part` folders.
+
+Files may still be damaged later, by a disk or by hand. Checksums are compared
+before orbax reads a file, since orbax does not detect every flipped byte. A run
+that resumes renames damaged checkpoints to `<clock>.broken`; these are never
 removed.
 """
 
 import errno
 import json
 import logging
-import operator
 import os
 import pathlib
 import shutil
@@ -28,19 +29,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
 from jasgd.workdir import _arrays
 from jasgd.workdir import _files
 from jasgd.workdir import _paths
-from jasgd.workdir import _structure
 
 _log = logging.getLogger(__name__)
 
 _MANIFEST = 'manifest.json'
+# Version of the format: of these files, and of the positions in them.
+_VERSION = 2
 _SUFFIX = '.part'
 _BROKEN = '.broken'
 # Bytes of a file that are read at a time.
 _BLOCK = 1 << 22
-# Errors of files that are damaged, rather than not to be had at the moment.
+# Errors of damaged files; others, such as too many open files, are temporary.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
 
@@ -54,28 +57,30 @@ def save_checkpoint(
   stats: Any = None,
   keep: int = 2,
 ) -> pathlib.Path:
-  """Saves all that a run needs to go on; killed at any time, it harms nothing.
+  """Saves everything that a run needs to resume.
 
-  Until the new checkpoint is whole and on the disk, those before it stay. What
-  `position` speaks of must be on the disk before: flush those files first.
+  The process may be killed at any time: earlier checkpoints are removed only
+  when the new one is complete and on the disk. Files that `position` refers to
+  must be on the disk before: sync them first.
 
   Args:
-    workdir: The folder of the run.
-    clock: The clock of the state. It grows from one checkpoint to the next.
-    state: A tree of arrays that jax can hold: weights, optimizer state, keys.
-    position: How far the files that grow were (records, bytes), the samples so
-      far, and such: a dict that JSON can say.
-    params: The weights alone, for `load_params`.
-    stats: What the model keeps besides, for `load_weights`.
-    keep: How many checkpoints to keep, this one included.
+    workdir: Folder of the run.
+    clock: Clock of the state, above that of the last checkpoint.
+    state: Tree of arrays that jax can hold: weights, optimizer state, keys.
+    position: Lengths of growing files (records, bytes), number of samples and
+      the like: a JSON-serialisable dict.
+    params: Weights alone, for `load_params`.
+    stats: Further variables of the model, such as the statistics of batch
+      normalisation, for `load_weights`.
+    keep: Number of checkpoints to keep, this one included.
 
   Returns:
     The folder of the checkpoint.
 
   Raises:
-    ValueError: if there is a checkpoint of that clock or a later one; a leaf is
+    ValueError: if a checkpoint of that clock or a later one exists; a leaf is
       no array, or one that jax would narrow (such as int64, unless
-      jax_enable_x64 is on); position is no dict that JSON can say; or keep is
+      jax_enable_x64 is on); position is no JSON-serialisable dict; or keep is
       below 1.
 
   Examples:
@@ -94,21 +99,24 @@ def save_checkpoint(
     >>> clock, position, restored[1][0].mu
     (10, {'samples': 320}, {'w': Array([0., 0.], dtype=float32)})
   """
-  clock = _check_count('clock', clock, minimum=0)
-  keep = _check_count('keep', keep, minimum=1)
+  clock = protocols.check_count('clock', clock, 0)
+  keep = protocols.check_count('keep', keep)
   _check_position(position)
   folder = _paths.Workdir(workdir).checkpoints
   saved = list_checkpoints(workdir)
   if saved and saved[-1] >= clock:
     raise ValueError(
       f'clock must be above that of the last checkpoint in {str(folder)!r}, '
-      f'{saved[-1]}, got {clock}. To go back in time, remove the later ones.'
+      f'{saved[-1]}, got {clock}. To resume from an earlier clock, remove the '
+      'later checkpoints.'
     )
   folder.mkdir(parents=True, exist_ok=True)
   _remove_parts(folder)
   part = folder / f'{clock}{_SUFFIX}'
   part.mkdir()
   _write(part, state, position, {'params': params, 'stats': stats})
+  # The files are on the disk. The rename makes them a checkpoint, and must be
+  # on the disk too before an older checkpoint is removed.
   final = folder / str(clock)
   os.rename(part, final)
   _files.sync_folder(folder)
@@ -121,17 +129,18 @@ def save_checkpoint(
 def restore_checkpoint(
   workdir: _files.Path, like: Any, clock: int | None = None
 ) -> tuple[int, Any, dict[str, Any]] | None:
-  """Reads a checkpoint into a tree of the structure, shapes and dtypes of like.
+  """Reads a checkpoint into a tree with the structure of `like`.
 
   Args:
-    workdir: The folder of the run.
-    like: A tree like the state that was saved, of `jax.ShapeDtypeStruct`: what
-      `jax.eval_shape(make_state)` gives. A sharding in a leaf is obeyed.
-    clock: Which checkpoint; the last one if None.
+    workdir: Folder of the run.
+    like: Tree of `jax.ShapeDtypeStruct` with the structure, shapes and dtypes
+      of the saved state: the result of `jax.eval_shape(make_state)`. If a leaf
+      has a sharding, the array is placed accordingly.
+    clock: Clock of the checkpoint; None for the last one.
 
   Returns:
-    Its clock, the state (jax arrays that nothing else holds, so they may be
-    donated), and the position; or None if clock is None and there is none.
+    The clock, the state and the position; None if `clock` is None and there is
+    no checkpoint. The arrays share no memory with others, and may be donated.
 
   Raises:
     WorkdirError: if a leaf is missing, is not in `like`, or has another shape
@@ -161,17 +170,18 @@ def restore_checkpoint(
 def read_position(
   workdir: _files.Path, clock: int | None = None
 ) -> dict[str, Any] | None:
-  """The position in a checkpoint, without its arrays.
+  """Reads the position of a checkpoint, without its arrays.
 
   Args:
-    workdir: The folder of a run, which need not be there.
-    clock: Which checkpoint; the last one if None.
+    workdir: Folder of a run; it need not exist.
+    clock: Clock of the checkpoint; None for the last one.
 
   Returns:
-    What was given to `save_checkpoint`; None if there is no checkpoint.
+    The position that `save_checkpoint` was given; None if there is no
+    checkpoint.
 
   Raises:
-    WorkdirError: if it cannot be read.
+    WorkdirError: if the checkpoint cannot be read.
 
   Examples:
     >>> from jasgd import workdir
@@ -185,13 +195,13 @@ def read_position(
 
 
 def list_checkpoints(workdir: _files.Path) -> list[int]:
-  """The clocks of the checkpoints in a workdir, the last one last.
+  """Clocks of the checkpoints in a workdir.
 
   Args:
-    workdir: The folder of a run, which need not be there.
+    workdir: Folder of a run; it need not exist.
 
   Returns:
-    Clocks, sorted.
+    The clocks, in ascending order.
 
   Examples:
     >>> from jasgd import workdir
@@ -206,21 +216,21 @@ def list_checkpoints(workdir: _files.Path) -> list[int]:
 
 
 def set_aside_broken(workdir: _files.Path) -> list[pathlib.Path]:
-  """Renames the checkpoints that cannot be read, so that others are used.
+  """Renames checkpoints that cannot be read, so that the others are used.
 
-  Call it before a run goes on, by the process that holds the workdir. Each
-  checkpoint is read whole, once. A broken one is never removed: `<clock>`
-  becomes `<clock>.broken`, and a warning says why.
+  The process that holds the workdir calls it before a run resumes. All files of
+  all checkpoints are read. A damaged checkpoint is never removed: `<clock>`
+  becomes `<clock>.broken`, and a warning gives the reason.
 
   Args:
-    workdir: The folder of a run, which need not be there.
+    workdir: Folder of a run; it need not exist.
 
   Returns:
-    The new names of those that were set aside.
+    The new paths of the damaged checkpoints.
 
   Raises:
-    WorkdirError: if there are checkpoints, and none of them can be read. All
-      keep their names then, so that no run begins anew by mistake.
+    WorkdirError: if there are checkpoints and none of them can be read. All
+      keep their names then, so that no run starts again by mistake.
 
   Examples:
     >>> import tempfile
@@ -245,24 +255,24 @@ def set_aside_broken(workdir: _files.Path) -> list[pathlib.Path]:
       errors[clock] = error
   if errors and len(errors) == len(clocks):
     raise _files.WorkdirError(
-      f'None of the checkpoints in {str(folder)!r} can be read; of the last: '
-      f'{errors[clocks[-1]]} Put one from a backup there, or start the run '
-      'anew in another folder.'
+      f'None of the checkpoints in {str(folder)!r} can be read; the last one: '
+      f'{errors[clocks[-1]]} Restore one from a backup, or start the run again '
+      'in another folder.'
     )
   return [_set_aside(folder, clock, errors[clock]) for clock in errors]
 
 
 def load_params(workdir: _files.Path, clock: int | None = None) -> Any:
-  """The trained weights of a run, without its config or the code of its model.
+  """Loads the trained weights of a run; needs neither its config nor its code.
 
   Args:
-    workdir: The folder of the run.
-    clock: Which checkpoint; the last one if None.
+    workdir: Folder of the run.
+    clock: Clock of the checkpoint; None for the last one.
 
   Returns:
     The tree that was saved as `params`, of numpy arrays. Dicts, lists and
-    tuples are what they were; nodes of other classes, such as NamedTuples, are
-    dicts from the names of their fields.
+    tuples are kept; nodes of other classes, such as NamedTuples, become dicts
+    with the names of their fields.
 
   Raises:
     WorkdirError: if there is no such checkpoint, or it cannot be read.
@@ -285,11 +295,11 @@ def load_params(workdir: _files.Path, clock: int | None = None) -> Any:
 def load_weights(
   workdir: _files.Path, clock: int | None = None
 ) -> tuple[Any, Any]:
-  """The trained weights of a run, and what its model keeps besides.
+  """Loads the trained weights of a run and the statistics of its model.
 
   Args:
-    workdir: The folder of the run.
-    clock: Which checkpoint; the last one if None.
+    workdir: Folder of the run.
+    clock: Clock of the checkpoint; None for the last one.
 
   Returns:
     The trees that were saved as `params` and `stats`, as in `load_params`.
@@ -310,20 +320,24 @@ def load_weights(
   folder, manifest = _open(workdir, clock)
   _check_files(folder, manifest, 'params')
   arrays = _arrays.read_arrays(folder / 'params', manifest['params'])
-  weights = _structure.rebuild_tree(manifest['structure'], arrays)
+  weights = _arrays.rebuild_tree(manifest['structure'], arrays)
   return weights['params'], weights['stats']
 
 
 def _write(
   part: pathlib.Path, state: Any, position: dict[str, Any], weights: Any
 ) -> None:
-  """Fills the folder of a checkpoint."""
-  structure, params_leaves = _structure.describe_tree(weights)
+  """Writes the files of a checkpoint; the manifest last."""
+  structure, params_leaves = _arrays.describe_tree(weights)
   state_leaves = [
     (jax.tree_util.keystr(path), leaf)
     for path, leaf in jax.tree.leaves_with_path(state)
   ]
-  manifest: dict[str, Any] = {'position': position, 'structure': structure}
+  manifest: dict[str, Any] = {
+    'version': _VERSION,
+    'position': position,
+    'structure': structure,
+  }
   arrays = {}
   for item, leaves in (('state', state_leaves), ('params', params_leaves)):
     arrays[item] = _arrays.to_host(leaves)
@@ -352,9 +366,9 @@ def _describe_file(path: pathlib.Path) -> list[int]:
 
 
 def _sum_manifest(manifest: dict[str, Any]) -> int:
-  """The checksum of a manifest, but for the entry that holds it."""
-  rest = {key: manifest[key] for key in manifest if key != 'checksum'}
-  return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+  """Checksum of a manifest, without the entry that holds the checksum."""
+  entries = {key: manifest[key] for key in manifest if key != 'checksum'}
+  return zlib.crc32(json.dumps(entries, sort_keys=True).encode())
 
 
 def _check(workdir: _files.Path, clock: int) -> None:
@@ -362,15 +376,13 @@ def _check(workdir: _files.Path, clock: int) -> None:
   folder, manifest = _open(workdir, clock)
   for item in ('state', 'params'):
     _check_files(folder, manifest, item)
-    if 'files' not in manifest:  # It is older than these checksums.
-      _arrays.read_arrays(folder / item, manifest[item])
 
 
 def _check_files(
   folder: pathlib.Path, manifest: dict[str, Any], item: str
 ) -> None:
-  """Raises a WorkdirError if a file of an item is not what was written."""
-  for name, expected in manifest.get('files', {}).items():
+  """Raises a WorkdirError if a file of an item was changed or removed."""
+  for name, expected in manifest['files'].items():
     if not name.startswith(f'{item}/'):
       continue
     path = folder / name
@@ -393,7 +405,7 @@ def _check_files(
 def _set_aside(
   folder: pathlib.Path, clock: int, error: _files.WorkdirError
 ) -> pathlib.Path:
-  """Renames a broken checkpoint, to a name that nothing has yet."""
+  """Renames a damaged checkpoint, to a name that does not exist yet."""
   target = folder / f'{clock}{_BROKEN}'
   number = 1
   while target.exists():
@@ -402,7 +414,7 @@ def _set_aside(
   os.rename(folder / str(clock), target)
   _files.sync_folder(folder)
   _log.warning(
-    'The checkpoint of clock %d cannot be read, and is set aside as %r: %s',
+    'The checkpoint of clock %d cannot be read, and was renamed to %r: %s',
     clock,
     str(target),
     error,
@@ -413,7 +425,7 @@ def _set_aside(
 def _open(
   workdir: _files.Path, clock: int | None
 ) -> tuple[pathlib.Path, dict[str, Any]]:
-  """The folder of a checkpoint and its manifest."""
+  """Finds the folder of a checkpoint, and reads its manifest."""
   folder = _paths.Workdir(workdir).checkpoints
   clocks = list_checkpoints(workdir)
   if not clocks:
@@ -429,7 +441,7 @@ def _open(
 
 
 def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
-  """A manifest, checked; those of earlier versions have no checksum."""
+  """Reads a manifest; raises a WorkdirError if it is damaged."""
   try:
     manifest = _files.read_json(path)
   except OSError as error:
@@ -438,16 +450,18 @@ def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
     raise _files.WorkdirError(
       f'{str(path)!r} cannot be read: {error.strerror}.'
     ) from None
-  is_whole = isinstance(manifest, dict) and all(
-    key in manifest for key in ('state', 'params', 'structure', 'position')
-  )
-  if is_whole and ('checksum' in manifest) == ('files' in manifest):
-    checksum = manifest.get('checksum')
-    if checksum is None or checksum == _sum_manifest(manifest):
-      return manifest
-  raise _files.WorkdirError(
-    f'{str(path)!r} is damaged: it is not what was written.'
-  )
+  is_dict = isinstance(manifest, dict)
+  if not is_dict or manifest.get('checksum') != _sum_manifest(manifest):
+    raise _files.WorkdirError(
+      f'{str(path)!r} is damaged: its checksum does not fit its content.'
+    )
+  version = manifest.get('version', 1)
+  if version != _VERSION:
+    raise _files.WorkdirError(
+      f'{str(path.parent)!r} is a checkpoint of version {version}, and this '
+      f'jasgd reads version {_VERSION}.'
+    )
+  return manifest
 
 
 def _check_position(position: Any) -> None:
@@ -456,20 +470,9 @@ def _check_position(position: Any) -> None:
   _files.encode_json(position, 'position')
 
 
-def _check_count(name: str, value: Any, minimum: int) -> int:
-  """Gives `value` as an int; a ValueError if it is none, or too small."""
-  try:
-    count = operator.index(value)
-  except TypeError:
-    raise ValueError(f'{name} must be an integer, got {value!r}.') from None
-  if count < minimum:
-    raise ValueError(f'{name} must be at least {minimum}, got {count}.')
-  return count
-
-
 def _place(array: np.ndarray, like: Any) -> jax.Array:
-  """A jax array of its own memory, where `like` says."""
-  # device_put alone may share numpy's memory, which could not be donated.
+  """A jax array with its own memory, with the sharding of `like` if any."""
+  # device_put may share numpy's memory, and such an array cannot be donated.
   placed = jnp.array(array)
   sharding = getattr(like, 'sharding', None)
   return placed if sharding is None else jax.device_put(placed, sharding)

@@ -1,4 +1,4 @@
-"""Strict JSON, in files that appear whole or not at all."""
+"""Files of strict JSON, written atomically."""
 
 import json
 import math
@@ -13,23 +13,23 @@ Path = str | os.PathLike[str]
 
 
 class WorkdirError(ValueError):
-  """The files of a run are not there, are damaged, or are of another run."""
+  """Files of a run are missing, are damaged, or belong to another run."""
 
 
 def write_json(path: Path, value: Any) -> None:
-  """Writes a file of strict JSON, whole or not at all.
+  """Writes a file of strict JSON atomically.
 
-  It is written under another name, brought to the disk, and renamed: a reader,
-  or one who comes after a crash, finds the old file or the new one. numpy's
-  numbers and arrays become plain ones, tuples become lists, and numbers that
-  JSON has no word for become 'inf', '-inf' and 'nan'.
+  The file is written under another name, synced to the disk, and renamed: at
+  any time, even after a crash, a reader finds the old file or the new one.
+  Numbers and arrays of numpy become Python's, tuples become lists, and floats
+  that are not finite become the strings 'inf', '-inf' and 'nan'.
 
   Args:
-    path: Where the file will be. Its folder exists.
-    value: What to write.
+    path: Path of the file; its folder exists.
+    value: Value to write.
 
   Raises:
-    ValueError: if JSON cannot say it.
+    ValueError: if JSON cannot hold the value.
 
   Examples:
     >>> import pathlib, tempfile
@@ -50,7 +50,7 @@ def write_json(path: Path, value: Any) -> None:
     with open(part, 'x', encoding='utf-8') as file:
       file.write(text)
       file.flush()
-      os.fsync(file.fileno())  # Or a power cut could leave the name alone.
+      os.fsync(file.fileno())  # Else a power cut could leave an empty file.
     os.replace(part, path)
   except BaseException:
     part.unlink(missing_ok=True)
@@ -59,19 +59,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-  """What a file of JSON says; a WorkdirError if there is none, or it is not."""
+  """Reads a file of JSON; a WorkdirError if it is missing or no JSON."""
   try:
     return json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
   except FileNotFoundError:
     raise WorkdirError(f'There is no file {os.fspath(path)!r}.') from None
-  except ValueError as error:  # Of the text, or of its bytes.
+  except ValueError as error:  # Raised by json or by the decoder of UTF-8.
     raise WorkdirError(
       f'{os.fspath(path)!r} is not a file of JSON: {error}.'
     ) from None
 
 
 def encode_json(value: Any, name: str, indent: int | None = None) -> str:
-  """Strict JSON; `name` is what an error calls the value."""
+  """Encodes a value as strict JSON; error messages call it `name`."""
   try:
     return json.dumps(to_plain(value), allow_nan=False, indent=indent)
   except (TypeError, ValueError) as error:
@@ -79,7 +79,7 @@ def encode_json(value: Any, name: str, indent: int | None = None) -> str:
 
 
 def to_plain(value: Any) -> Any:
-  """What JSON does not know of, as what it does."""
+  """Converts numpy's values, tuples and infinite floats for JSON."""
   if isinstance(value, (np.generic, np.ndarray)):
     value = value.tolist()
   if isinstance(value, dict):
@@ -92,7 +92,7 @@ def to_plain(value: Any) -> Any:
 
 
 def sync_folder(folder: Path) -> None:
-  """Brings the names in a folder to the disk: a rename outlives a power cut."""
+  """Syncs a folder to the disk, so that a rename survives a power cut."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     os.fsync(descriptor)

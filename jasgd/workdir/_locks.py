@@ -1,4 +1,4 @@
-"""One at a time: a lock that goes with the process, however that ends."""
+"""Locks of workdirs, which end with the process that holds them."""
 
 from collections.abc import Iterator
 import contextlib
@@ -11,7 +11,7 @@ from typing import TextIO
 from jasgd.workdir import _files
 from jasgd.workdir import _paths
 
-# Between two tries, in seconds.
+# Seconds between two attempts.
 _INTERVAL = 0.1
 
 
@@ -19,15 +19,15 @@ _INTERVAL = 0.1
 def hold_workdir(
   workdir: _files.Path, role: str, *, patience: float = 0.0
 ) -> Iterator[None]:
-  """Lets one process at a time do something in a workdir.
+  """Makes this process the only one with a role in a workdir.
 
   Args:
-    workdir: The folder of a run; it is made if it is not there.
-    role: What is done, in a word; others may do other things meanwhile.
-    patience: Seconds to wait for whoever does it now, and may be ending.
+    workdir: Folder of a run; it is created if it is missing.
+    role: Name of the role, such as 'server'. Roles do not exclude each other.
+    patience: Seconds to wait for a process that has the role and may be ending.
 
   Raises:
-    WorkdirError: if somebody else does it.
+    WorkdirError: if another process has the role.
 
   Examples:
     >>> import tempfile
@@ -56,11 +56,11 @@ def hold_workdir(
 
 
 def is_held(workdir: _files.Path, role: str) -> bool:
-  """Whether somebody does something in a workdir now.
+  """Whether a process has a role in a workdir.
 
   Args:
-    workdir: The folder of a run.
-    role: As in `hold_workdir`.
+    workdir: Folder of a run.
+    role: Name of the role, as in `hold_workdir`.
 
   Returns:
     Whether `hold_workdir` would wait.
@@ -76,11 +76,11 @@ def is_held(workdir: _files.Path, role: str) -> bool:
 def lock_file(
   path: _files.Path, *, patience: float = math.inf
 ) -> Iterator[bool]:
-  """Holds a lock that goes with the process, however that ends.
+  """Holds a lock, which the end of the process releases in any case.
 
   Args:
-    path: A file that stands for what is locked; it is made, and stays.
-    patience: Seconds to wait for whoever holds it.
+    path: Path of the lock's file; it is created, and not removed.
+    patience: Seconds to wait for another process that holds the lock.
 
   Yields:
     Whether the lock is held.

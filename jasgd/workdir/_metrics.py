@@ -1,4 +1,4 @@
-"""Losses and such by clock, as lines of JSON and for TensorBoard."""
+"""Metrics of a run by clock, as lines of JSON and for TensorBoard."""
 
 from collections.abc import Callable, Mapping
 import io
@@ -16,27 +16,27 @@ from jasgd.workdir import _paths
 if TYPE_CHECKING:
   import tensorboardX
 
-_EVENTS_INTERVAL = 5  # Seconds after which TensorBoard sees an event.
+_EVENTS_INTERVAL = 5  # Seconds between two writes of events for TensorBoard.
 
 OnMetrics = Callable[[int, dict[str, float]], None]
 
 
 class MetricsWriter:
-  """Appends to the metrics of a run, which can be read all the while.
+  """Appends to the metrics of a run; they can be read at the same time.
 
-  A run that is killed and goes on leaves the same file as one that was not: it
-  opens the file at the position in its checkpoint, and what is behind that,
-  which it will compute again, is cut off. So give it nothing that depends on
-  the time of day. A file has one writer at a time.
+  A run that was killed and resumed leaves the same file as one that was not:
+  the writer opens the file at the position in the checkpoint, and cuts off the
+  lines after it, which the run writes again. So metrics must not depend on the
+  time of day. A file has one writer at a time.
 
   Args:
-    workdir: The folder of the run, which exists.
-    resume_at: The bytes to keep: the `position` that a checkpoint recorded. 0
-      begins anew.
+    workdir: Folder of the run; it exists.
+    resume_at: Number of bytes to keep: the `position` in a checkpoint. 0 starts
+      a new file.
     use_tensorboard: Whether to write event files too, with the clock as step.
-      It needs tensorboardX; without it, the log says so.
-    on_metrics: Called with the clock and the metrics of each line, after it was
-      written: for other loggers.
+      Without tensorboardX a warning is logged instead.
+    on_metrics: Function `on_metrics(clock, metrics)` that is called after each
+      line was written, for other loggers.
 
   Raises:
     WorkdirError: if the file is missing or shorter than `resume_at`, or the
@@ -68,7 +68,8 @@ class MetricsWriter:
     self._on_metrics = on_metrics
     self._buffer = bytearray()
     self._num_written = resume_at
-    # Unbuffered: after a failed write, our own buffer has just what is missing.
+    # Unbuffered: after a failed write, `_buffer` holds exactly the bytes that
+    # are not in the file yet.
     self._file = io.FileIO(self._path, 'ab')
     self._file.truncate(resume_at)
     self._events = (
@@ -79,14 +80,14 @@ class MetricsWriter:
 
   @property
   def position(self) -> int:
-    """The bytes so far: what a checkpoint records."""
+    """Number of bytes written, which a checkpoint stores."""
     return self._num_written + len(self._buffer)
 
   def write(self, clock: int, metrics: Mapping[str, Any]) -> None:
-    """Appends a line; it outlives this process from then on.
+    """Appends a line. Once this returns, a kill does not lose the line.
 
     Args:
-      clock: The server's clock.
+      clock: Clock of the metrics.
       metrics: Numbers by name, such as 'train/loss', written in this order.
 
     Raises:
@@ -95,7 +96,7 @@ class MetricsWriter:
     """
     self._check_open()
     if 'clock' in metrics:
-      raise ValueError("The name 'clock' is taken: it is that of the clock.")
+      raise ValueError("A metric must not be called 'clock'.")
     values = {name: _to_float(name, value) for name, value in metrics.items()}
     line = {'clock': int(clock), **values}
     self._buffer += _files.encode_json(line, 'metrics').encode() + b'\n'
@@ -107,14 +108,14 @@ class MetricsWriter:
       self._on_metrics(int(clock), values)
 
   def flush(self, sync: bool = False) -> None:
-    """Hands what an earlier `write` could not to the operating system.
+    """Writes bytes that an earlier, failed `write` has left.
 
-    If it fails (the disk is full), calling it again goes on where it stopped.
-    Event files are not waited for: tensorboardX writes them on its own.
+    If it fails (the disk is full), a further call continues where it stopped.
+    Event files are not included: tensorboardX writes them in a thread.
 
     Args:
-      sync: Whether to wait for the disk, so that the lines outlive the machine:
-        do so before a checkpoint records the position.
+      sync: Whether to wait for the disk, so that a power cut loses no line. Do
+        so before a checkpoint stores the position.
 
     Raises:
       ValueError: if the writer is closed.
@@ -125,7 +126,7 @@ class MetricsWriter:
       self.sync()
 
   def sync(self) -> None:
-    """Waits for the disk, for what was written. Any thread may call it.
+    """Waits until the written lines are on the disk. Any thread may call it.
 
     Raises:
       ValueError: if the writer is closed.
@@ -134,7 +135,7 @@ class MetricsWriter:
     os.fsync(self._file.fileno())
 
   def close(self) -> None:
-    """Flushes, and closes the files. Doing so twice is no error."""
+    """Flushes and closes the files. A second call does nothing."""
     if self._file.closed:
       return
     try:
@@ -162,22 +163,22 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
-  """The metrics of a run, as columns.
+  """Reads the metrics of a run, as columns.
 
-  It can be called while the run goes on, and after a crash: part of a line at
-  the end is left out. Lines of one clock are one row: those of a real server,
-  and of whoever evaluates its weights later. Of a name that several of them
-  have, the last counts.
+  It can be called during a run and after a crash: an incomplete last line is
+  ignored. All lines of one clock become one row (a server and the process that
+  evaluates its weights write separate lines). If a name occurs in several of
+  them, the last value counts.
 
   Args:
-    workdir: The folder of the run.
+    workdir: Folder of the run.
 
   Returns:
-    'clock', of integers that grow, and for each name an array as long, of
-    floats: NaN where a clock does not have it.
+    'clock', ascending integers, and for each name an array of floats of the
+    same length, with NaN where a clock has no value.
 
   Raises:
-    WorkdirError: if there is no such file, or a line of it is damaged.
+    WorkdirError: if the file is missing, or a line is damaged.
 
   Examples:
     >>> import tempfile
@@ -193,11 +194,11 @@ def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
   """
   path = _paths.Workdir(workdir).metrics
   try:
-    lines = path.read_bytes().split(b'\n')[:-1]  # Behind the last: a part.
+    lines = path.read_bytes().split(b'\n')[:-1]  # No incomplete last line.
   except FileNotFoundError:
     raise _files.WorkdirError(f'There is no file {str(path)!r}.') from None
   rows: dict[int, dict[str, float]] = {}
-  names: dict[str, None] = {}  # In the order in which they came.
+  names: dict[str, None] = {}  # In the order of their first occurrence.
   for number, line in enumerate(lines, 1):
     clock, values = _parse_line(path, number, line)
     rows.setdefault(clock, {}).update(values)
@@ -214,14 +215,15 @@ def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
 
 
 def find_metrics_position(workdir: _files.Path, clock: int) -> int:
-  """Where a run that goes on from a clock goes on in its metrics.
+  """Finds the position in the metrics of a run that resumes from a clock.
 
   Args:
-    workdir: The folder of the run.
-    clock: Lines beyond it, and part of a line at the end, are to be cut off.
+    workdir: Folder of the run.
+    clock: Clock of the last line to keep. Later lines, and an incomplete line
+      at the end, are to be cut off.
 
   Returns:
-    What `MetricsWriter` takes as `resume_at`; 0 if there are no metrics.
+    The `resume_at` of a `MetricsWriter`; 0 if there are no metrics.
   """
   path = _paths.Workdir(workdir).metrics
   if not path.exists():
@@ -237,7 +239,7 @@ def find_metrics_position(workdir: _files.Path, clock: int) -> int:
 def _parse_line(
   path: pathlib.Path, number: int, line: bytes
 ) -> tuple[int, dict[str, float]]:
-  """The clock of a line and its numbers."""
+  """Clock and metrics of a line."""
   try:
     values = json.loads(line)
     clock = values.pop('clock')
@@ -251,19 +253,19 @@ def _parse_line(
 
 
 def _check_position(path: pathlib.Path, position: int) -> int:
-  """Checks that `position` ends a line of the file; gives the line's clock."""
+  """Checks that `position` ends a line, and returns the clock of the line."""
   size = path.stat().st_size if path.exists() else None
   if size is None or size < position:
     found = 'is missing' if size is None else f'has only {size}'
     raise _files.WorkdirError(
       f'{str(path)!r} must have the {position} bytes that the checkpoint '
-      f'recorded, but it {found}.'
+      f'stores, but it {found}.'
     )
   with open(path, 'rb') as file:
     lines = file.read(position).split(b'\n')
   if lines.pop():
     raise _files.WorkdirError(
-      f'Byte {position} of {str(path)!r} must be the end of a line, and is not.'
+      f'Byte {position} of {str(path)!r} must be the end of a line.'
     )
   return _parse_line(path, len(lines), lines[-1])[0]
 
@@ -271,7 +273,7 @@ def _check_position(path: pathlib.Path, position: int) -> int:
 def _open_events(
   folder: pathlib.Path, clock: int
 ) -> 'tensorboardX.SummaryWriter | None':
-  """Event files from `clock` on; None if tensorboardX is not installed."""
+  """Opens event files from `clock` on; None without tensorboardX."""
   try:
     import tensorboardX
   except ImportError:
@@ -283,9 +285,9 @@ def _open_events(
   num_files = len(list(folder.iterdir())) if folder.is_dir() else 0
   return tensorboardX.SummaryWriter(
     str(folder),
-    # What an earlier process wrote at these clocks will be written again.
+    # Events of an earlier process from this clock on will be written again.
     purge_step=clock if num_files else None,
-    # Files of the same second would have the same name.
+    # Otherwise two files of the same second would have the same name.
     filename_suffix=f'.{num_files}',
     flush_secs=_EVENTS_INTERVAL,
   )

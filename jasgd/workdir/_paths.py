@@ -1,4 +1,4 @@
-"""Where the files of a run are, and whose run it is."""
+"""Paths of the files of a run, and the config that a workdir belongs to."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -14,10 +14,10 @@ _MISSING = object()
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Workdir:
-  """The folder of a run. It can be given wherever a path can.
+  """Paths of the files of a run. It is accepted wherever a path is.
 
   Args:
-    root: The folder.
+    root: Folder of the run.
 
   Examples:
     >>> from jasgd import workdir
@@ -35,78 +35,78 @@ class Workdir:
 
   @property
   def config(self) -> pathlib.Path:
-    """What was asked for: a file of JSON."""
+    """File of JSON: the run's config."""
     return self.root / 'config.json'
 
   @property
   def provenance(self) -> pathlib.Path:
-    """What ran, and on what: a file of JSON, equal to the trace's header."""
+    """File of JSON: versions, devices, command; equal to the trace's header."""
     return self.root / 'provenance.json'
 
   @property
   def trace(self) -> pathlib.Path:
-    """What happened, in which order: a file of `jasgd.traces`."""
+    """File of `jasgd.traces`: the records of the run."""
     return self.root / 'trace'
 
   @property
   def metrics(self) -> pathlib.Path:
-    """Losses and such by clock: a line of JSON each."""
+    """File of JSON lines: the metrics by clock."""
     return self.root / 'metrics.jsonl'
 
   @property
   def tensorboard(self) -> pathlib.Path:
-    """The same for TensorBoard, with the time of day: a folder."""
+    """Folder of event files: the metrics for TensorBoard."""
     return self.root / 'tensorboard'
 
   @property
   def checkpoints(self) -> pathlib.Path:
-    """A folder, with a folder for each clock that was saved."""
+    """Folder of checkpoints, a folder per clock."""
     return self.root / 'checkpoints'
 
   @property
   def result(self) -> pathlib.Path:
-    """How the run ended; there only once it has."""
+    """File of JSON: the result; it exists once the run has ended."""
     return self.root / 'result.json'
 
   @property
   def server(self) -> pathlib.Path:
-    """Where the server is: a file of JSON, there while it runs."""
+    """File of JSON: the server's address; it exists while the server runs."""
     return self.root / 'server.json'
 
   @property
   def token(self) -> pathlib.Path:
-    """What learners must know; for the owner's eyes alone."""
+    """File of the secret token of learners, readable by its owner only."""
     return self.root / 'token'
 
   @property
   def logs(self) -> pathlib.Path:
-    """What the processes of a real run had to say: a folder."""
+    """Folder of the logs of a real run's processes."""
     return self.root / 'logs'
 
   @property
   def report(self) -> pathlib.Path:
-    """What people look at: a page of HTML."""
+    """File of HTML: the report."""
     return self.root / 'report.html'
 
 
 def open_workdir(path: _files.Path, config: dict[str, Any]) -> Workdir:
-  """Makes the folder of a run, or finds it again.
+  """Creates the folder of a run, or opens it to resume the run.
 
-  The config is written there once, and from then on the folder is for that
-  config alone: a run goes on with what it began with. The order of the fields
-  is no matter, and a tuple is equal to a list.
+  The config is written once, and the folder belongs to that config from then
+  on: a run resumes with the config that it started with. The order of fields
+  does not matter, and a tuple equals a list.
 
   Args:
-    path: The folder. It and those above it are made if they are not there.
-    config: A dict that JSON can say.
+    path: Path of the folder; it and its parents are created if missing.
+    config: Config of the run, a JSON-serialisable dict.
 
   Returns:
-    The paths in it.
+    The paths in the folder.
 
   Raises:
     WorkdirError: if the folder holds a run with another config, is a file, or
       cannot be written to.
-    ValueError: if the config is not a dict that JSON can say.
+    ValueError: if the config is no JSON-serialisable dict.
 
   Examples:
     >>> import tempfile
@@ -121,7 +121,7 @@ def open_workdir(path: _files.Path, config: dict[str, Any]) -> Workdir:
   """
   if not isinstance(config, dict):
     raise ValueError(f'config must be a dict, got {config!r}.')
-  # As it will be read again: keys are strings, tuples are lists.
+  # As it will be read from the file: keys are strings, tuples are lists.
   config = json.loads(_files.encode_json(config, 'config'))
   workdir = Workdir(path)
   name = repr(os.fspath(workdir))
@@ -140,7 +140,8 @@ def open_workdir(path: _files.Path, config: dict[str, Any]) -> Workdir:
     ) from None
   if not os.access(workdir.root, os.W_OK | os.X_OK):
     raise _files.WorkdirError(
-      f'The workdir {name} must be writable, and is not. Give another workdir.'
+      f'The workdir {name} must be writable, but it is not. Give another '
+      'workdir.'
     )
   _check_same_config(name, _files.read_json(workdir.config), config)
   return workdir
@@ -149,7 +150,7 @@ def open_workdir(path: _files.Path, config: dict[str, Any]) -> Workdir:
 def _check_same_config(
   name: str, found: dict[str, Any], given: dict[str, Any]
 ) -> None:
-  """Refuses to go on with the run of another config."""
+  """Raises a WorkdirError if the folder's config differs from the given one."""
   differences = list(_find_differences(found, given))
   if differences:
     raise _files.WorkdirError(
@@ -161,7 +162,7 @@ def _check_same_config(
 def _find_differences(
   found: Any, given: Any, path: tuple[str, ...] = ()
 ) -> Iterator[str]:
-  """One sentence for each field that differs, with its full path."""
+  """Yields a clause for each field that differs, with its full path."""
   if isinstance(found, dict) and isinstance(given, dict):
     for key in sorted({*found, *given}):
       yield from _find_differences(

@@ -1,4 +1,4 @@
-"""One line that says how far a run is."""
+"""One line of progress: clock, rate, time left, staleness, losses."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TextIO
 
-_TERMINAL_INTERVAL = 0.2  # Seconds: more often than that nobody reads.
+_TERMINAL_INTERVAL = 0.2  # Seconds.
 _LOG_INTERVAL = 5.0
 
 
@@ -15,25 +15,23 @@ class Progress:
   """Shows the clock, the rate, the time left, the staleness and the losses.
 
   Nodes without a server have steps instead of a clock, and ages instead of a
-  staleness.
-
-  On a terminal the line is rewritten in place; elsewhere, as in the log of a
-  cluster, a new one is printed every few seconds:
+  staleness. On a terminal the line is rewritten in place; elsewhere, as in the
+  log of a cluster, a new line is printed every few seconds:
 
       clock 2500/10000 25%  410/s  ETA 18s  staleness 3.2 (max 9)  loss 0.41
       steps 2500/10000 25%  410/s  ETA 18s  age 1.3 (max 4)  loss 0.41
 
-  The rate is that since the start, without the time in `paused` (compilation,
-  evaluation, checkpoints).
+  The rate is the mean since the start, without the time in `paused`
+  (compilation, evaluation, checkpoints).
 
   Args:
-    total: The clock at which the run ends.
-    start: The clock at which it starts, or goes on.
-    stream: Where to write; standard error if None.
+    total: Clock at which the run ends.
+    start: Clock at which the run starts or resumes.
+    stream: Stream to write to; standard error if None.
     interval: Seconds between two lines; if None, 0.2 on a terminal and 5
       elsewhere.
-    now: Gives the time in seconds.
-    unit: What is counted.
+    now: Function that returns the time in seconds.
+    unit: Name of the counted unit, 'clock' or 'steps'.
 
   Raises:
     ValueError: if not 0 <= start <= total.
@@ -92,15 +90,15 @@ class Progress:
     max_age: float | None = None,
     **values: float,
   ) -> None:
-    """Takes in how far the run is, and shows it if the last line is old.
+    """Stores the state of the run; shows it if the last line is old enough.
 
     Args:
-      clock: The server's clock, or the steps of all nodes.
-      staleness: The mean staleness of late.
-      max_staleness: The largest.
-      age: The mean age of late, of what nodes have mixed in.
-      max_age: The largest.
-      **values: Other numbers, shown by name: loss, acc.
+      clock: Clock of the server, or number of steps of all nodes.
+      staleness: Mean staleness since the last update.
+      max_staleness: Largest staleness since the last update.
+      age: Mean age of the weights that nodes mixed since the last update.
+      max_age: Largest age since the last update.
+      **values: Further numbers, shown by name: loss, acc.
     """
     self._clock = clock
     parts = []
@@ -121,8 +119,8 @@ class Progress:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Leaves the time inside the block out of the rate."""
-    if self._paused_since is not None:  # The outer block counts it.
+    """Excludes the time inside the block from the rate."""
+    if self._paused_since is not None:  # The outer block excludes it.
       yield
       return
     self._paused_since = self._now()
@@ -133,7 +131,7 @@ class Progress:
       self._paused_since = None
 
   def close(self) -> None:
-    """Shows the last line, with the total time. Twice is no error."""
+    """Shows a last line with the total time. A second call does nothing."""
     if self._is_closed:
       return
     self._is_closed = True
@@ -181,7 +179,7 @@ class Progress:
 
 
 def format_duration(seconds: float) -> str:
-  """Seconds as people say them: 18s, 3m20s, 2h05m, 1d03h."""
+  """Formats a duration: 18s, 3m20s, 2h05m, 1d03h."""
   seconds = round(seconds)
   if seconds < 60:
     return f'{seconds}s'

@@ -1,4 +1,4 @@
-"""What ran, and on what: enough to run it again, and nothing private."""
+"""Provenance of a run: config, versions, devices, command, commit."""
 
 import importlib.metadata
 import os
@@ -19,26 +19,26 @@ _GIT_TIMEOUT = 10.0  # Seconds.
 
 
 def describe_run(config: dict[str, Any], seed: int) -> dict[str, Any]:
-  """What a run is made of: the header of its trace, and provenance.json.
+  """Describes a run, for the header of its trace and provenance.json.
 
-  It has no name of a host or a user: the home folder is written as '~', and the
-  values of fields and flags that are called a token, a password or a secret
-  are left out.
+  The description contains no name of a host or a user: the home folder is
+  written as '~', and the values of fields and flags whose names end in token,
+  password or secret are left out.
 
   Args:
-    config: The config: a dict that JSON can say.
-    seed: The seed.
+    config: Config of the run, a JSON-serialisable dict.
+    seed: Seed of the run.
 
   Returns:
-    A dict that JSON can say: `config`, `seed`, `versions` (None for a package
+    A JSON-serialisable dict: `config`, `seed`, `versions` (None for a package
     that is not installed), `platform`, `device_kind`, `num_devices`,
     `num_threads` (the environment's NPROC, or the number of cores), `command`
-    and `git_revision` (None if the script that runs is not in a checkout; it
-    ends in '+' if a file was changed since).
+    and `git_revision` (None if the running script is not in a git checkout;
+    with a final '+' if a file differs from the commit).
 
   Raises:
     ValueError: if NPROC is set and is not a whole number above 0, or the config
-      is not a dict that JSON can say.
+      is no JSON-serialisable dict.
 
   Examples:
     >>> from jasgd import workdir
@@ -74,7 +74,7 @@ def _find_version(name: str) -> str | None:
 
 
 def _count_threads() -> int:
-  """The number of threads that XLA sees: on a CPU, bits depend on it."""
+  """Number of threads that XLA uses; bits of results on a CPU depend on it."""
   text = os.environ.get('NPROC')
   if text is None:
     return os.cpu_count() or 1
@@ -84,13 +84,13 @@ def _count_threads() -> int:
 
 
 def _find_script_folder() -> str | None:
-  """The folder of the script that runs; None in an interactive session."""
+  """Folder of the running script; None in an interactive session."""
   path = getattr(sys.modules.get('__main__'), '__file__', None)
   return os.path.dirname(os.path.abspath(path)) if path else None
 
 
 def _find_revision(folder: str | None) -> str | None:
-  """The commit that a folder is a checkout of, with '+' if it was changed."""
+  """Commit of a folder's checkout, with a final '+' if files differ from it."""
   if folder is None:
     return None
   revision = _run_git(folder, 'rev-parse', 'HEAD')
@@ -101,7 +101,7 @@ def _find_revision(folder: str | None) -> str | None:
 
 
 def _run_git(folder: str, *arguments: str) -> str | None:
-  """What git says; None if it fails, is not there, or takes too long."""
+  """Output of git; None if it fails, is not installed, or takes too long."""
   try:
     result = subprocess.run(
       ['git', *arguments],
@@ -117,7 +117,7 @@ def _run_git(folder: str, *arguments: str) -> str | None:
 
 
 def _hide(value: Any, name: str = '') -> Any:
-  """A value of a config without secrets and the home folder."""
+  """Removes secrets and the home folder from a value of a config."""
   if _SECRET.search(name) and value:
     return _HIDDEN
   if isinstance(value, dict):
@@ -128,9 +128,9 @@ def _hide(value: Any, name: str = '') -> Any:
 
 
 def _hide_command(arguments: list[str]) -> list[str]:
-  """A command line without secrets and the home folder."""
+  """Removes secrets and the home folder from a command line."""
   hidden = []
-  is_secret = False  # Whether the flag before has its value here.
+  is_secret = False  # Whether this argument is the value of a secret flag.
   for argument in arguments:
     name, equals, _ = argument.partition('=')
     is_flag = name.startswith('-')
@@ -149,6 +149,6 @@ def _hide_command(arguments: list[str]) -> list[str]:
 
 def _hide_home(text: str) -> str:
   home = os.path.expanduser('~').rstrip('/')
-  if not home.startswith('/'):  # There is none, or it is the root.
+  if not home.startswith('/'):  # There is no home folder, or it is the root.
     return text
   return re.sub(rf'(?<![\w/.-]){re.escape(home)}(?![\w.-])', '~', text)

@@ -22,8 +22,8 @@ import numpy as np
 
 from jasgd import experiment
 from jasgd import protocols
-from jasgd import runtime
 from jasgd import traces
+from jasgd.runtime import _crash
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
   'asynchronous': {'name': 'asynchronous'},
@@ -51,14 +51,14 @@ class Fault(NamedTuple):
   protocol: str
   optimizer: str
   wire: str
-  point: str  # One of `runtime.CRASH_POINTS`.
+  point: str  # One of `_crash.POINTS`.
   count: int  # Kill when the point is reached for this time.
   victim: str  # One of `VICTIMS`.
   task: str = 'logistic'
 
   @property
   def variable(self) -> str:
-    """The text of `runtime.CRASH_VARIABLE`."""
+    """The text of `_crash.VARIABLE`."""
     suffix = ':learner' if self.victim == 'learner' else ''
     return f'{self.point}:{self.count}{suffix}'
 
@@ -130,7 +130,7 @@ def _count_applied(workdir: str) -> int:
     trace = traces.Trace.load(f'{workdir}/trace', allow_truncated=True)
   except traces.TraceError:
     return 0  # The server has not begun.
-  is_gradient = trace.records['kind'] == traces.Kind.GRADIENT
+  is_gradient = trace.records['kind'] == traces.Kind.PUSH
   is_applied = trace.records['fate'] == protocols.Fate.APPLIED
   return int(np.count_nonzero(is_gradient & is_applied))
 
@@ -153,9 +153,8 @@ def make_config(fault: Fault) -> experiment.TrainingConfig:
   return experiment.TrainingConfig(
     task=experiment.TaskConfig(**TASKS[fault.task]),
     optimizer=optimizer,
-    protocol=experiment.ProtocolConfig(
-      num_learners=NUM_LEARNERS, **PROTOCOLS[fault.protocol]
-    ),
+    strategy=experiment.StrategyConfig(**PROTOCOLS[fault.protocol]),
+    num_workers=NUM_LEARNERS,
     runtime=experiment.RuntimeConfig(
       mode='local', wire=fault.wire, checkpoint_seconds=0.05, eval_every=1000
     ),
@@ -181,27 +180,23 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
     The outcome.
   """
   config = make_config(fault)
-  os.environ[runtime.CRASH_VARIABLE] = fault.variable
+  os.environ[_crash.VARIABLE] = fault.variable
   try:
     with time_recovery(workdir) as seconds:
-      experiment.run_server(
-        config, workdir, num_learners=NUM_LEARNERS, stream=io.StringIO()
-      )
+      experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
   finally:
-    del os.environ[runtime.CRASH_VARIABLE]
+    del os.environ[_crash.VARIABLE]
   found = experiment.verify(workdir, stream=io.StringIO())
   trace = traces.Trace.load(f'{workdir}/trace')
   kinds = trace.records['kind']
-  applied = np.stack([trace.learner, trace.step])[
+  applied = np.stack([trace.worker, trace.step])[
     :, trace.fate == protocols.Fate.APPLIED
   ]
   before_end = np.cumsum(kinds == traces.Kind.END) == 0
   return Outcome(
     num_restarts=int(np.count_nonzero(kinds == traces.Kind.RESTART)),
     num_left=int(np.count_nonzero((kinds == traces.Kind.LEAVE) & before_end)),
-    num_void=int(
-      np.count_nonzero(trace.is_void & (kinds == traces.Kind.GRADIENT))
-    ),
+    num_void=int(np.count_nonzero(trace.is_void & (kinds == traces.Kind.PUSH))),
     num_twice=applied.shape[1] - len(np.unique(applied, axis=1).T),
     clock=found.clock,
     is_same=found.is_same,
@@ -211,7 +206,7 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
 
 def draw_fault(rng: random.Random) -> Fault:
   """Draws a kill of any process, at any point, in any run."""
-  point = rng.choice(runtime.CRASH_POINTS)
+  point = rng.choice(_crash.POINTS)
   is_rare = point.startswith('checkpoint')
   return Fault(
     protocol=rng.choice([*PROTOCOLS]),

@@ -72,7 +72,9 @@ def make_rules(num_devices: int) -> dict[str, gossip.PeerStrategy]:
   On a ring of two or three, equal weights would be an all-reduce, and so are
   pairs of two nodes, which are left out.
   """
-  ring = gossip.with_constant_weights(gossip.ring(num_devices), 0.3)
+  ring = gossip.topologies.with_constant_weights(
+    gossip.topologies.ring(num_devices), 0.3
+  )
   rules: dict[str, gossip.PeerStrategy] = {
     ALL_REDUCE: gossip.AllReduce(),
     'ring': gossip.Pull(peers=ring),
@@ -219,7 +221,7 @@ def join_nodes(
       workdir,
       node,
       runtime.Registry(workdir, wire=wire),
-      runtime.Place(wires=(wire,)),
+      runtime.BindAddress(wires=(wire,)),
       linger=0.0,
     ).run()
     source = np.ones(size // 4, np.float32)
@@ -233,8 +235,8 @@ def join_nodes(
 def read_pull_seconds(folder: str, wire: str, size: int) -> list[float]:
   """Seconds of the mixes of all nodes, each until its weights were mixed."""
   workdir = workdirs.Workdir(f'{folder}/{wire}-{size}')
-  trace = traces.NodeTrace.load(workdir.trace)
-  mixes = trace.mixes[trace.mixes['mix'] >= _NUM_WARM_UP]
+  trace = traces.Trace.load(workdir.trace)
+  mixes = trace.mixes[trace.mixes['group'] > _NUM_WARM_UP]
   return (mixes['end_time'] - mixes['start_time']).tolist()
 
 
@@ -321,10 +323,10 @@ def _simulate(
   num_steps: int,
 ) -> float:
   """Simulates nodes, and replays the trace; returns the last loss."""
-  trace = simulation.simulate_nodes(
+  trace = simulation.simulate(
     strategy,
-    num_nodes=num_nodes,
-    num_steps=num_steps // num_nodes,
+    num_workers=num_nodes,
+    num_gradients=num_steps,
     compute=simulation.normal(1.0, 0.2),
   )
   plan = engine.make_plan(trace, num_samples=task.num_samples, batch=_BATCH)

@@ -185,7 +185,7 @@ def serve(
     server = runtime.serve(
       settings,
       folder,
-      runtime.Place(wires=(wire,)),
+      runtime.BindAddress(wires=(wire,)),
       # With an event, a server waits at its end for the event.
       stopped=meter.stopped if work.seconds else None,
       on_step=meter.look,
@@ -221,7 +221,7 @@ def learn(
     runtime.Message(runtime.Verb.HELLO, step=-1, text=hello),
     deadline=_DEADLINE,
   )
-  message = runtime.Message(runtime.Verb.EXCHANGE, learner=answer.learner)
+  message = runtime.Message(runtime.Verb.EXCHANGE, worker=answer.worker)
 
   def exchange(push: server_peers.Message, pull: server_peers.Message) -> bool:
     nonlocal answer
@@ -231,7 +231,7 @@ def learn(
       dataclasses.replace(
         message,
         step=answer.step,
-        clock=answer.clock,
+        version=answer.version,
         incarnation=answer.incarnation,
       ),
       has_payload=True,
@@ -240,7 +240,7 @@ def learn(
     if answer.payload is not None:
       (incoming,) = layout.view(answer.payload)
       np.copyto(pull.values, incoming)
-      pull.clock = answer.clock
+      pull.clock = answer.version
     return answer.verb == runtime.Verb.SNAPSHOT
 
   report = server_peers.learn(work, exchange)

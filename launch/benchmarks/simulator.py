@@ -1,14 +1,21 @@
-"""How many gradients the simulator handles per second.
+"""How many gradients are simulated, planned and replayed per second.
 
-The goals: 5 million per second for asynchronous and softsync at 1,000 learners
-without a network; 0.3 million for every other protocol, and with a network; at
-most 6 x dearer per gradient at 100,000 learners (--quick is too short to tell).
+Goals: 5 million simulated gradients per second for asynchronous and softsync at
+1,000 learners without a network; 0.3 million for every other protocol, and with
+a network; at most 6 x dearer per gradient at 100,000 learners (--quick is too
+short to tell). Planning takes at most 5 microseconds per gradient of a server.
+At last, ten million gradients are planned and replayed, in a process of its
+own, whose largest memory is printed.
 """
 
 from collections.abc import Callable
+import json
+import subprocess
+import sys
 import time
 from typing import Any
 
+from jasgd import engine
 from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
@@ -18,18 +25,20 @@ NETWORK = simulation.make_network(
 )
 # Each learner is up for 50 gradients, and down for 5.
 FAILURES = simulation.draw_failures(1000, 400.0, 50.0, 5.0)
-NUM_LEARNERS = 1000
+NUM_WORKERS = 1000
 MANY = 100_000
 MANY_SUFFIX = ', 100k'
 
 _FAST = {'num_gradients': 3_000_000}
 # Ten gradients of each learner, or the time to set up would count too much.
-_MANY = {'num_learners': MANY, 'num_gradients': 10 * MANY}
+_MANY = {'num_workers': MANY, 'num_gradients': 10 * MANY}
 _LINKED = {'network': NETWORK}
 
-# Name of a row -> its protocol, and arguments of the simulation. A row that
+# Name of a row -> its strategy, and arguments of the simulation. A row that
 # ends with `MANY_SUFFIX` is compared with the row of the name before it.
-ROWS: dict[str, tuple[protocols.Protocol, dict[str, Any]]] = {
+ROWS: dict[
+  str, tuple[protocols.Protocol | gossip.PeerStrategy, dict[str, Any]]
+] = {
   'asynchronous': (protocols.asynchronous(), _FAST),
   'softsync(10)': (protocols.softsync(10), _FAST),
   'hardsync': (protocols.hardsync(), {}),
@@ -58,61 +67,95 @@ ROWS: dict[str, tuple[protocols.Protocol, dict[str, Any]]] = {
     protocols.asynchronous(),
     {'network': NETWORK._replace(server_bandwidth=1e9)},
   ),
+  'allreduce': (gossip.AllReduce(), _LINKED),
+  'elastic': (gossip.Elastic(), _LINKED),
+  'pairs': (gossip.Pairs(), _LINKED),
+  'pull': (gossip.Pull(), _LINKED),
+  'push': (gossip.Push(), _LINKED),
+  'push_sum': (gossip.PushSum(), _LINKED),
 }
-STRATEGIES = {
-  'allreduce': gossip.AllReduce(),
-  'elastic': gossip.Elastic(),
-  'pairs': gossip.Pairs(),
-  'pull': gossip.Pull(),
-  'push': gossip.Push(),
-  'push_sum': gossip.PushSum(),
-}
-NUM_NODES = 1000
-NUM_STEPS = 100
 
-
-def get_best_seconds(
-  simulate: Callable[..., Any], num_turns: int, *args: Any, **kwargs: Any
-) -> float:
-  """Seconds of the fastest of some calls."""
-  seconds = []
-  for _ in range(num_turns):
-    start = time.perf_counter()
-    simulate(*args, compute=simulation.normal(1.0, 0.2), **kwargs)
-    seconds.append(time.perf_counter() - start)
-  return min(seconds)
+# Prints {seconds to simulate, to plan, to replay, and the largest GiB}.
+_LARGE = """
+import json, resource, sys, time
+import jasgd, optax
+from jasgd import engine, protocols, tasks
+count, seconds = int(sys.argv[1]), {}
+task = tasks.make_task('quadratic', batch=1)
+start = time.perf_counter()
+trace = jasgd.simulate(
+  protocols.softsync(4), num_workers=64, num_gradients=count)
+seconds['simulate'] = time.perf_counter() - start
+start = time.perf_counter()
+plan = engine.make_plan(trace, num_samples=task.num_samples, batch=1)
+seconds['plan'] = time.perf_counter() - start
+run = engine.Replay(task, optax.sgd(1e-3), plan, chunk=plan.num_updates // 10)
+start = time.perf_counter()
+while not run.is_done:
+  run.advance()
+seconds['replay'] = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(json.dumps({**seconds, 'GiB': peak}))
+"""
 
 
 def run(quick: bool) -> None:
-  """Prints two tables."""
+  """Prints a row for each strategy, and one of very many gradients."""
   print(__doc__)
   num_turns, divisor = (1, 20) if quick else (3, 1)
-  print(f'{f"strategy, {NUM_NODES} nodes":28} {"node-steps / s":>14}')
-  for name, strategy in STRATEGIES.items():
-    num_steps = NUM_STEPS // divisor
-    seconds = get_best_seconds(
-      simulation.simulate_nodes,
-      num_turns,
-      strategy,
-      num_nodes=NUM_NODES,
-      num_steps=num_steps,
-      network=NETWORK,
-    )
-    print(f'{name:28} {NUM_NODES * num_steps / seconds:14,.0f}', flush=True)
-  print(f'\n{"protocol":28} {"gradients / s":>14}')
+  print(f'{"strategy":28} {"gradients / s":>14} {"planning, us each":>18}')
   rates: dict[str, float] = {}
-  for name, (protocol, options) in ROWS.items():
-    arguments = {'num_learners': NUM_LEARNERS, 'num_gradients': 200_000}
+  for name, (strategy, options) in ROWS.items():
+    arguments = {'num_workers': NUM_WORKERS, 'num_gradients': 200_000}
     arguments |= options
     arguments['num_gradients'] //= divisor
     if name.endswith(MANY_SUFFIX):
-      arguments['num_learners'] //= divisor
-    seconds = get_best_seconds(
-      simulation.simulate, num_turns, protocol, **arguments
+      arguments['num_workers'] //= divisor
+    count = arguments['num_gradients']
+    seconds, trace = _get_best(
+      num_turns,
+      simulation.simulate,
+      strategy,
+      compute=simulation.normal(1.0, 0.2),
+      **arguments,
     )
-    rates[name] = arguments['num_gradients'] / seconds
+    planning, _ = _get_best(
+      1, engine.make_plan, trace, num_samples=1000, batch=1
+    )
+    rates[name] = count / seconds
     ratio = ''
     if name.endswith(MANY_SUFFIX) and not quick:
       few = rates[name.removesuffix(MANY_SUFFIX)]
       ratio = f'  {few / rates[name]:.1f} x dearer'
-    print(f'{name:28} {rates[name]:14,.0f}{ratio}', flush=True)
+    print(
+      f'{name:28} {rates[name]:14,.0f} {planning / count * 1e6:18.2f}{ratio}',
+      flush=True,
+    )
+  print_large(10_000_000 // (1000 if quick else 1))
+
+
+def print_large(count: int) -> None:
+  """Prints time and memory of very many gradients, simulated to replayed."""
+  command = [sys.executable, '-c', _LARGE, str(count)]
+  done = subprocess.run(command, check=True, capture_output=True, text=True)
+  result = json.loads(done.stdout.splitlines()[-1])
+  print(
+    f'\n{count:,} gradients, softsync(4), us each:',
+    ', '.join(
+      f'{name} {result[name] / count * 1e6:.2f}'
+      for name in ('simulate', 'plan', 'replay')
+    )
+    + f'; at most {result["GiB"]:.2f} GiB',
+  )
+
+
+def _get_best(
+  num_turns: int, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[float, Any]:
+  """Seconds of the fastest of some calls, and the last result."""
+  seconds, result = [], None
+  for _ in range(num_turns):
+    start = time.perf_counter()
+    result = function(*args, **kwargs)
+    seconds.append(time.perf_counter() - start)
+  return min(seconds), result

@@ -46,10 +46,11 @@ def run_nodes(
   """
   task = experiment.TaskConfig(name='logistic', batch=4)
   samples = num_steps * num_nodes * task.batch
-  config = experiment.NodeTrainingConfig(
+  config = experiment.TrainingConfig(
     task=task,
     optimizer=experiment.OptimizerConfig(rate=0.05, momentum=0.9),
-    strategy=experiment.StrategyConfig(name=strategy, num_nodes=num_nodes),
+    strategy=experiment.StrategyConfig(name=strategy),
+    num_workers=num_nodes,
     runtime=experiment.RuntimeConfig(mode='local'),
     processes=experiment.ProcessConfig(
       # The last number holds for all nodes that follow.
@@ -57,8 +58,8 @@ def run_nodes(
     ),
     num_epochs=samples / task.make(1, 0).num_samples,
   )
-  experiment.run_nodes(config, folder, stream=io.StringIO())
-  return reports.measure_step_rates(traces.NodeTrace.load(folder / 'trace'))
+  experiment.train_and_evaluate(config, folder, stream=io.StringIO())
+  return reports.measure_step_rates(traces.Trace.load(folder / 'trace'))
 
 
 def judge(rates: Mapping[str, np.ndarray]) -> tuple[list[str], bool]:

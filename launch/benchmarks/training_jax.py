@@ -73,7 +73,7 @@ class ReplayProgram:
     self._stop = self._start + NUM_TURNS * chunk
     trace = simulation.simulate(
       protocol,
-      num_learners=num_learners,
+      num_workers=num_learners,
       num_gradients=self._stop + margin,
       compute=compute,
       batch=case.batch,

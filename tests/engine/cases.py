@@ -5,6 +5,7 @@ import pytest
 
 from jasgd import protocols
 from jasgd import simulation
+from jasgd import traces
 
 # Name -> protocol and number of learners. A new one is tested by being listed.
 PROTOCOLS = {
@@ -31,8 +32,11 @@ def simulate(name, num_updates, **arguments):
     arguments = {'compute': simulation.exponential(1.0), **arguments}
   trace = simulation.simulate(
     make(),
-    num_learners=num_learners,
+    num_workers=num_learners,
     num_gradients=40 * num_updates,
     **arguments,
   )
-  return trace[: np.argmax(trace.records['apply_clock'] == num_updates)]
+  records = trace.records
+  is_applied = (records['kind'] == traces.Kind.PUSH) & (records['fate'] == 0)
+  clock = records['version'] - records['updates']
+  return trace[: np.argmax(is_applied & (clock == num_updates))]

@@ -130,7 +130,7 @@ class Outcome(NamedTuple):
 
 def list_experiments():
   """By their names."""
-  complete = gossip.Pull(peers=gossip.complete(NUM_NODES))
+  complete = gossip.Pull(peers=gossip.topologies.complete(NUM_NODES))
   rate = 0.8 / NUM_NODES  # That of Jin et al.
   found = {}
   for name in OPTIMIZERS:

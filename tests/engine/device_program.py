@@ -17,7 +17,6 @@ import optax
 
 from jasgd import engine
 from jasgd import gossip
-from jasgd.runtime import _group_mesh
 from tests.engine import device_cases
 from tests.gossip import many_devices
 
@@ -153,7 +152,9 @@ def make_large_tree(process):
 
 def average_processes():
   """The mean of what two processes have, as an all-reduce computes it."""
-  average = engine.make_group_average(_group_mesh.make_mesh(2))
+  devices = [jax.local_devices(process)[0] for process in range(2)]
+  mesh = jax.sharding.Mesh(np.array(devices), ('nodes',))
+  average = engine.make_group_average(mesh)
   mean = average(make_large_tree(jax.process_index()))
   return {f'mean|{name}': np.asarray(leaf) for name, leaf in mean.items()}
 

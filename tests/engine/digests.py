@@ -59,7 +59,7 @@ def _serve(protocol, num_learners=6, num_gradients=60, header=(), **arguments):
     arguments['compute'] = simulation.exponential(1.0)
   trace = simulation.simulate(
     protocol,
-    num_learners=num_learners,
+    num_workers=num_learners,
     num_gradients=num_gradients,
     seed=7,
     **arguments,
@@ -69,16 +69,16 @@ def _serve(protocol, num_learners=6, num_gradients=60, header=(), **arguments):
 
 def _gossip(strategy, header=(), latency=0.1, **arguments):
   """A trace of nodes without a server."""
-  trace = simulation.simulate_nodes(
+  trace = simulation.simulate(
     strategy,
-    num_nodes=NUM_NODES,
-    num_steps=15,
+    num_workers=NUM_NODES,
+    num_gradients=15 * NUM_NODES,
     compute=simulation.exponential(1.0),
     network=simulation.Network(latency=latency),
     seed=7,
     **arguments,
   )
-  return traces.NodeTrace(trace.records, {**trace.header, **dict(header)})
+  return traces.Trace(trace.records, {**trace.header, **dict(header)})
 
 
 def _restart_within_a_group():
@@ -90,11 +90,10 @@ def _restart_within_a_group():
   records = np.array(trace.records)
   restart = traces.make_records(
     kind=traces.Kind.RESTART,
-    learner=-1,
     incarnation=1,
-    step=18,
-    read_clock=records['arrive_clock'][19],
-    apply_clock=-1,
+    stands=18,
+    version=records['version'][18],
+    read_version=records['version'][18],
   )
   again = records[19:].copy()
   again['incarnation'] = 1
@@ -107,7 +106,7 @@ def _several_updates_per_call():
   """Three updates by each call, but for the first ones."""
   trace = _serve(protocols.asynchronous(), 8, compute=simulation.constant(1.0))
   records = np.array(trace.records)
-  records['call'][9:] = 1 + np.arange(len(records) - 9) // 3
+  records['group'][9:] = 1 + np.arange(len(records) - 9) // 3
   return traces.Trace(records, trace.header)
 
 
@@ -199,13 +198,13 @@ RUNS = {
     'normalized',
     ADAM,
     _gossip(
-      gossip.Pull(peers=gossip.ring(NUM_NODES)),
+      gossip.Pull(peers=gossip.topologies.ring(NUM_NODES)),
       header={'wire_dtype': 'bfloat16'},
     ),
     {'get_rate': lambda epochs: 1 / (1 + epochs)},
   ),
   'push': lambda: (
-    'mlp', ADAM, _gossip(gossip.Push(peers=gossip.exponential(NUM_NODES))), {}
+    'mlp', ADAM, _gossip(gossip.Push(peers='exponential')), {}
   ),
   'push-sum': lambda: (
     'normalized', MOMENTUM, _gossip(gossip.PushSum(), latency=0.0), {}
@@ -227,7 +226,7 @@ def compute_digest(name):
     _make_task(task), optimizer, trace, mode='exact', seed=3, **arguments
   )
   trees = [(result.params, result.stats)]
-  if isinstance(trace, traces.NodeTrace):
+  if not trace.has_server:
     centre = result.replicas.pop(-1, None)
     nodes = list(result.replicas.values())
     trees = [jax.tree.map(lambda *leaves: np.stack(leaves), *nodes), centre]

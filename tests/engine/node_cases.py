@@ -13,8 +13,8 @@ from jasgd import simulation
 from jasgd import tasks
 from jasgd import traces
 
-Kind = traces.NodeKind
-CENTRE = traces.CENTRE
+Kind = traces.Kind
+CENTRE = traces.SERVER
 SEED = 3
 
 NUM_NODES = 4
@@ -25,8 +25,8 @@ STRATEGIES = {
   'elastic': gossip.Elastic(rate=0.2, period=2),
   'elastic, easgd': gossip.Elastic(rate=0.2, order='easgd'),
   'pull': gossip.Pull(beta=0.3),
-  'pull, ring': gossip.Pull(peers=gossip.ring(NUM_NODES)),
-  'push': gossip.Push(peers=gossip.exponential(NUM_NODES)),
+  'pull, ring': gossip.Pull(peers=gossip.topologies.ring(NUM_NODES)),
+  'push': gossip.Push(peers=gossip.topologies.exponential(NUM_NODES)),
   'push-sum': gossip.PushSum(),
   'pairs': gossip.Pairs(peers='permutation'),
 }
@@ -44,8 +44,11 @@ def make_plain_task():
 
 def simulate(strategy, num_steps=15, **arguments):
   """Four nodes."""
-  return simulation.simulate_nodes(
-    strategy, num_nodes=NUM_NODES, num_steps=num_steps, **arguments
+  return simulation.simulate(
+    strategy,
+    num_workers=NUM_NODES,
+    num_gradients=num_steps * NUM_NODES,
+    **arguments,
   )
 
 
@@ -134,8 +137,7 @@ class RealNodes:
       self._task, optimizer, self._layout
     )
     self._header = {
-      'is_recorded': True,
-      'num_nodes': num_nodes,
+      'num_workers': num_nodes,
       'seed': SEED,
       'config': {},
       'wire_dtype': wire_dtype,
@@ -179,7 +181,7 @@ class RealNodes:
       made, _ = self._functions.step_at(self._nodes[node], parts, *where)
     self.num_steps[node] += 1
     self._change(node, made)
-    self._note(node, Kind.STEP, peer_version=read_version)
+    self._note(node, Kind.STEP, read_version=read_version)
 
   def mix(self, node, others, own_weight):
     """A mix with [(peer, version, weight)]."""
@@ -193,10 +195,9 @@ class RealNodes:
       first = 1.0
     self._publish(node)
     for peer, version, weight in others:
-      fields = {'peer': peer, 'peer_version': version, 'peer_weight': weight}
-      self._note(
-        node, Kind.MIX, mix=self.version[node], own_weight=own_weight, **fields
-      )
+      fields = {'source': peer, 'source_version': version, 'weight': weight}
+      fields |= {'group': self.version[node], 'own_weight': own_weight}
+      self._note(node, Kind.MIX, **fields)
 
   def join(self, node, peer):
     """A node that has nothing takes another's weights."""
@@ -210,10 +211,9 @@ class RealNodes:
     buffer = self._pack(self._layout, force)
     self._forces.append((node, self.version[node], rate, buffer))
     self._change(node, made)
-    fields = {'peer': CENTRE, 'peer_version': version, 'peer_weight': rate}
-    self._note(
-      node, Kind.MIX, mix=self.version[node], own_weight=1 - rate, **fields
-    )
+    fields = {'source': CENTRE, 'source_version': version, 'weight': rate}
+    fields |= {'group': self.version[node], 'own_weight': 1 - rate}
+    self._note(node, Kind.MIX, **fields)
 
   def move(self):
     """The centre takes in the force that has waited longest."""
@@ -221,15 +221,15 @@ class RealNodes:
     parts = self._layout.view(buffer)
     made = self._functions.move_centre(self._nodes[CENTRE], parts, 1.0)
     self._change(CENTRE, made)
-    fields = {'peer': node, 'peer_version': version, 'peer_weight': rate}
-    self._note(CENTRE, Kind.MIX, mix=self.version[CENTRE], **fields)
+    fields = {'source': node, 'source_version': version, 'weight': rate}
+    self._note(CENTRE, Kind.MOVE, worker=node, own_weight=1.0, **fields)
 
   def restart(self, node, version, num_steps):
     """A node was killed, and comes back from its checkpoint."""
     saved = jax.tree.map(jnp.array, self.saved[node, version])
     self.num_steps[node] = num_steps
     self._change(node, saved if node == CENTRE else engine.NodeState(*saved))
-    self._note(node, Kind.RESTART, peer_version=version)
+    self._note(node, Kind.RESTART, read_version=version)
 
   @property
   def num_forces(self):
@@ -239,16 +239,15 @@ class RealNodes:
   def load(self):
     """The trace, from files that each of them wrote."""
     for node, rows in self._files.items():
-      name = 'centre' if node == CENTRE else f'node-{node}'
-      records = np.zeros(len(rows), traces.NODE_RECORD)
+      name = traces.get_file_name(node)
+      records = np.zeros(len(rows), traces.RECORD)
       for record, row in zip(records, rows, strict=True):
         for field, value in row.items():
           record[field] = value
-      records['order'] = np.arange(len(rows))
       header = {**self._header, 'host': name}
-      with traces.NodeTraceWriter(self._folder / name, header) as writer:
+      with traces.TraceWriter(self._folder / name, header) as writer:
         writer.append(records)
-    return traces.NodeTrace.load(self._folder)
+    return traces.Trace.load(self._folder)
 
   # --- How it is kept.
 
@@ -270,7 +269,7 @@ class RealNodes:
 
   def _note(self, node, kind, **fields):
     self._time += 1.0
-    row = {'peer': -1, 'mix': -1, 'peer_version': -1, 'own_weight': 1.0}
-    row |= {'kind': kind, 'node': node, 'version': self.version[node]}
+    row = {'kind': kind, 'replica': node, 'version': self.version[node]}
+    row |= {'worker': max(node, 0), 'updates': kind != Kind.JOIN}
     row |= {'step': self.num_steps[node], 'end_time': self._time, **fields}
     self._files[node].append(row)

@@ -84,7 +84,9 @@ def test_statistics_are_mixed_like_weights(name):
 
 
 def test_statistics_of_push_sum_are_held_times_the_mass():
-  topology = gossip.with_uniform_weights(gossip.star(device_cases.NUM_NODES))
+  topology = gossip.topologies.with_uniform_weights(
+    gossip.topologies.star(device_cases.NUM_NODES)
+  )
   program = device_cases.make_program(
     twins.make_task(), twins.OPTIMIZER, gossip.PushSum(peers=topology)
   )

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
     ),
     ({'runner': 'shard_map', 'num_nodes': 1000}, '1000 nodes need a device'),
     (
-      {'strategy': gossip.Pull(peers=gossip.ring(4))},
+      {'strategy': gossip.Pull(peers=gossip.topologies.ring(4))},
       'The topology has 4 nodes, but there are 6',
     ),
     (

@@ -7,6 +7,7 @@ import pytest
 
 from jasgd import gossip
 from jasgd import tasks
+from tests import marks
 from tests.engine import device_cases
 
 pytestmark = pytest.mark.usefixtures('quick_compiler')
@@ -14,12 +15,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 @pytest.mark.parametrize(
   'optimizer',
-  [
-    'sgd',
-    'momentum',
-    'adam',
-    pytest.param('nesterov', marks=pytest.mark.slow),
-  ],
+  marks.slow_but(device_cases.OPTIMIZERS, 'momentum', 'adam'),
 )
 def test_complete_gossip_is_all_reduce_but_for_adam(optimizer):
   device_cases.check_full_averaging(device_cases.run_experiment, optimizer)
@@ -30,7 +26,10 @@ def test_elastic_with_rate_0_is_independent_sgd(order, period):
   device_cases.check_rate_0(device_cases.run_experiment, order, period)
 
 
-@pytest.mark.parametrize(('order', 'period'), device_cases.ELASTIC)
+@pytest.mark.parametrize(
+  ('order', 'period'),
+  marks.slow_but(device_cases.ELASTIC, ('a3', 3), ('easgd', 1)),
+)
 def test_elastic_is_two_lines(order, period):
   device_cases.check_elastic(device_cases.run_experiment, order, period)
 

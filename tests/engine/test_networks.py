@@ -10,13 +10,13 @@ import optax
 import pytest
 
 import jasgd
-from jasgd import engine
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import tasks
-from tests import marks
 from tests.engine import cases
 from tests.tasks import cases as task_cases
+
+pytestmark = pytest.mark.slow
 
 
 def _distance(first, second):
@@ -34,7 +34,6 @@ def _replay_both(task, optimizer, trace, **arguments):
   )
 
 
-@pytest.mark.slow
 def test_lenet_is_the_same_for_a_few_updates():
   """Rounding grows after that, as it does between any two programs."""
   task = tasks.make_task('digits', model='lenet', batch=32)
@@ -43,7 +42,6 @@ def test_lenet_is_the_same_for_a_few_updates():
   assert _distance(first.params, second.params) < 1e-4
 
 
-@pytest.mark.slow
 def test_64_bits_agree_to_many_digits():
   with jax.enable_x64(True):
     task = tasks.make_task('digits', model='mlp', batch=32)
@@ -70,26 +68,6 @@ def test_64_bits_agree_to_many_digits():
     assert _distance(first.params, second.params) < 1e-9
 
 
-def test_streamed_batches_are_replayed():
-  """What does not fit in memory is read when its gradient is computed."""
-  task = tasks.make_task('logistic', batch=8)
-  data = jax.tree.map(np.asarray, task.data['examples'])
-  source = [
-    {name: column[index] for name, column in data.items()}
-    for index in range(100)
-  ]
-  streamed = tasks.stream(task, source, shards='shards', num_learners=8)
-  trace = cases.simulate('asynchronous', 30)
-  fast = jasgd.replay(streamed, optax.sgd(0.1), trace, eval_every=7)
-  exact = jasgd.replay(streamed, optax.sgd(0.1), trace, mode='exact')
-  assert _distance(fast.params, exact.params) < 1e-5
-  local = simulation.simulate(
-    protocols.downpour(2, 2), num_learners=8, num_gradients=8
-  )
-  with pytest.raises(ValueError, match='is streamed, and learners step on'):
-    jasgd.replay(streamed, optax.sgd(0.1), local, local_rate=0.1)
-
-
 class _Normed(nn.Module):
   """A network with statistics that are not trained."""
 
@@ -107,9 +85,7 @@ def _make_normed_task():
   return tasks.from_linen(_Normed(), examples, examples, batch=8)
 
 
-@pytest.mark.parametrize(
-  'name', marks.slow_but(['hardsync', 'softsync'], 'softsync')
-)
+@pytest.mark.parametrize('name', ['hardsync', 'softsync'])
 def test_batch_normalisation_is_replayed(name):
   task, trace = _make_normed_task(), cases.simulate(name, 10)
   first, second = _replay_both(task, optax.sgd(0.1), trace, policy='inverse')
@@ -117,31 +93,6 @@ def test_batch_normalisation_is_replayed(name):
   assert _distance(first.params, second.params) < 1e-5
 
 
-@pytest.mark.slow
-def test_the_server_keeps_a_moving_mean_of_statistics():
-  """s <- (1 - c / lambda) s + (c / lambda) mean, whatever policy or rate."""
-  task = _make_normed_task()
-  num_learners = 4
-  trace = simulation.simulate(
-    protocols.softsync(2), num_learners=num_learners, num_gradients=2
-  )
-  result = jasgd.replay(
-    task, optax.sgd(0.0), trace, policy=('fixed_fraction', 7), mode='exact'
-  )
-  params, stats = task.init(jax.random.key(0))
-  gradient = engine.make_gradient(task)
-  pushed = [
-    gradient(params, stats, task.data, 0, learner, 0).stats
-    for learner in range(2)
-  ]
-  expected = jax.tree.map(
-    lambda old, a, b: 0.5 * old + 0.5 * (a + b) / 2, stats, *pushed
-  )
-  assert _distance(result.stats, expected) < 1e-6
-  assert _distance(result.stats, stats) > 1e-3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(('delay', 'is_trained'), [(1, True), (8, False)])
 def test_delays_do_to_lenet_what_jain_saw(delay, is_trained):
   """An epoch of figure 2, batch 64: a net trains, or collapses to a class."""

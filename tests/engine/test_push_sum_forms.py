@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
 
 # Node 0 gives 3/4 of its mass to node 1, which gives 1/2, after two steps.
 STRATEGY = gossip.PushSum(
-  peers=gossip.from_peers([[1], [0]], [[0.75], [0.5]]), period=2
+  peers=gossip.topologies.from_peers([[1], [0]], [[0.75], [0.5]]), period=2
 )
 RATE = 0.1
 
@@ -60,7 +60,7 @@ def test_on_devices_an_update_is_divided_by_the_mass():
 
 @pytest.mark.parametrize('mode', engine.MODES)
 def test_in_replay_an_update_is_not(mode):
-  trace = simulation.simulate_nodes(STRATEGY, num_nodes=2, num_steps=3)
+  trace = simulation.simulate(STRATEGY, num_workers=2, num_gradients=6)
   result = node_cases.replay_until(
     device_cases.make_quadratic(),
     device_cases.SGD,

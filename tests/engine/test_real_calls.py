@@ -125,7 +125,7 @@ def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
     node_cases.assert_same_bits(_get_node(result, node), saved)
   # They have rounded, stepped back and stepped on: it was not for nothing.
   kinds = set(trace.records['kind'].tolist())
-  assert {traces.NodeKind.RESTART, traces.NodeKind.MIX} <= kinds
+  assert {traces.Kind.RESTART, traces.Kind.MIX} <= kinds
   fast = _replay(trace, ADAM, 'fast', **arguments)
   assert fast.versions == last
   # One that lies between two narrow numbers may become the other one.
@@ -173,8 +173,8 @@ def test_what_is_left_out_is_not_asked_for(tmp_path):
   real.mix(1, [(0, 2, 0.5)], 0.5)
   trace = real.load()
   records = trace.records.copy()
-  records['peer_version'][-1] = 9
-  broken = traces.NodeTrace(records, trace.header)
+  records['source_version'][-1] = 9
+  broken = traces.Trace(records, trace.header)
   with pytest.raises(traces.TraceError, match='reads version 9 of node 0'):
     _replay(broken, MOMENTUM)
   result = _replay(broken, MOMENTUM, until={0: 1, 1: 2})
@@ -228,8 +228,8 @@ def test_a_force_that_nobody_sent_is_named(tmp_path):
   real.move()
   trace = real.load()
   records = trace.records.copy()
-  records['peer_version'][-1] = 0
+  records['source_version'][-1] = 0
   with pytest.raises(
     traces.TraceError, match='by a force of node 0 at its vers'
   ):
-    _replay(traces.NodeTrace(records, trace.header), MOMENTUM)
+    _replay(traces.Trace(records, trace.header), MOMENTUM)

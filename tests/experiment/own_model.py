@@ -15,7 +15,7 @@ from jasgd import protocols
 from jasgd import tasks
 
 OPTIMIZER = optax.sgd(0.05, momentum=0.9)
-OPTIONS = {'num_learners': 2, 'policy': 'inverse', 'eval_every': 100}
+OPTIONS = {'num_workers': 2, 'policy': 'inverse', 'eval_every': 100}
 
 
 class Net(nn.Module):

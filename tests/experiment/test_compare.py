@@ -19,10 +19,11 @@ BASE_RATE = 2.0
 
 def _make_config(num_epochs=12.0):
   """Four nodes on the digits, with a network that learns them fast."""
-  return experiment.NodeTrainingConfig(
+  return experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='mlp', batch=32),
     optimizer=experiment.OptimizerConfig(rate=BASE_RATE, momentum=0.9),
-    strategy=experiment.StrategyConfig(num_nodes=4, rate=0.2),
+    strategy=experiment.StrategyConfig(name='pull', rate=0.2),
+    num_workers=4,
     network=experiment.NetworkConfig(latency=0.1),
     num_epochs=num_epochs,
   )
@@ -36,7 +37,7 @@ def _check_choice(row, rows, tried):
     for each in rows
     if 'seed' not in each
     and each['strategy.name'] == name
-    and each['strategy.num_nodes'] == row.num_nodes
+    and each['num_workers'] == row.num_workers
   }
   assert [*found] == tried
   assert found[row.rate] == max(found.values()) == row.validation
@@ -52,7 +53,7 @@ def test_a_strategy_is_as_good_as_a_single_learner(tmp_path):
     _make_config(), tmp_path, num_seeds=2, on_row=rows.append, **settings
   )
   assert [row.name for row in compared] == ['single', 'pull']
-  assert [row.num_nodes for row in compared] == [1, 4]
+  assert [row.num_workers for row in compared] == [1, 4]
   assert len(rows) == 2 * 3 + 2 * 2
   for row in compared:
     assert row.accuracy > 0.95
@@ -77,7 +78,7 @@ def test_a_strategy_is_as_good_as_a_single_learner(tmp_path):
 def test_a_strategy_that_is_below_and_a_rate_at_the_edge_are_said():
   row = experiment.Compared(
     name='pull',
-    num_nodes=8,
+    num_workers=8,
     rate=0.15,
     multiple=0.3,
     validation=0.95,
@@ -163,7 +164,7 @@ def test_the_command_in_two_processes(tmp_path):
   done = run('--bound=1')
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()
-  assert lines[0] == '8 runs of 1 epochs; rates are 1, 0.3, 0.1 x 0.1'
+  assert lines[0] == '8 runs of 20 epochs; rates are 1, 0.3, 0.1 x 0.1'
   assert sum('validation  accuracy' in line for line in lines) == 6
   assert sum('seed 0      accuracy' in line for line in lines) == 2
   rates = [line.split()[2] for line in lines if 'validation' in line]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jasgd import runtime
+from jasgd.runtime import _crash
 from launch.benchmarks import faults
 
 # The how manieth time that a point is reached: after the run has begun, and
@@ -23,7 +23,7 @@ CASES = [
   faults.Fault(*RUNS[number % 3], point, COUNTS.get(point, 25), victim)
   for number, (point, victim) in enumerate(
     [
-      *((point, 'server') for point in runtime.CRASH_POINTS),
+      *((point, 'server') for point in _crash.POINTS),
       *((point, 'learner') for point in LEARNER_POINTS),
     ]
   )

@@ -3,17 +3,27 @@
 import io
 import re
 import signal
+import threading
 
+import jax
 import numpy as np
 import optax
 import pytest
 
 import jasgd
+from jasgd import experiment
+from jasgd import gossip
 from jasgd import protocols
+from jasgd import reports
+from jasgd import simulation
 from jasgd import traces
+from jasgd.experiment.running import closures
+from jasgd.gossip import topologies
 from tests import live
+from tests import marks
 from tests import trees
 from tests.experiment import own_model
+from tests.experiment import own_strategies
 
 OPTIONS = {**own_model.OPTIONS, 'num_updates': 150}
 
@@ -128,33 +138,149 @@ def test_a_script_that_was_stopped_goes_on(processes, tmp_path):
   assert 'Traceback' not in refused
 
 
-def test_another_optimizer_does_not_go_on(tmp_path):
-  _train(workdir=tmp_path, processes=False, num_updates=10)
-  for change in (
-    {'policy': 'constant'},
-    {'get_rate': lambda epoch: 0.5},
-    {'per_gradient': optax.clip(1.0)},
-  ):
-    with pytest.raises(ValueError, match='another config: update is'):
-      _train(workdir=tmp_path, processes=False, num_updates=10, **change)
-  with pytest.raises(ValueError, match='another config: update is'):
-    jasgd.train(
-      own_model.make_task,
-      optax.sgd(0.06, momentum=0.9),
-      workdir=tmp_path,
-      processes=False,
-      **{**OPTIONS, 'num_updates': 10},
-    )
+# --- Peer strategies.
+
+
+def _is_replayed(result, optimizer, **options):
+  """Whether a replay has the same bits."""
+  again = jasgd.replay(
+    own_model.make_task(), optimizer, result.trace, mode='exact', **options
+  )
+  found, replayed = ((each.params, each.stats) for each in (result, again))
+  return jax.tree.all(jax.tree.map(np.array_equal, found, replayed))
+
+
+def _halve(epochs):
+  return 0.5 ** int(epochs)
+
+
+PEERS = {
+  'pull': gossip.Pull(),
+  'push-sum by a ring': gossip.PushSum(peers=topologies.ring(3), period=2),
+  'elastic': gossip.Elastic(rate=0.2, order='easgd'),
+  'allreduce': gossip.AllReduce(),
+  'own': own_strategies.Neighbour(),
+}
+
+
+@pytest.mark.parametrize('name', marks.slow_but(PEERS, 'elastic'))
+def test_own_model_is_trained_by_nodes_and_replayed(name, processes, tmp_path):
+  """In processes: optimizer and schedule are closures that travel."""
+  optimizer = optax.chain(optax.clip(1.0), optax.adam(0.01))
+  stream = io.StringIO()
+  options = {
+    'num_workers': 3,
+    'num_updates': 150,
+    'workdir': tmp_path,
+    'get_rate': lambda epochs: _halve(epochs) + 0.25,
+    'arguments': {'num_samples': 400},
+    'eval_every': 60,
+    'stream': stream,
+  }
+  strategy = PEERS[name]
+  result = jasgd.train(own_model.make_task, optimizer, strategy, **options)
+  assert result.clock == 150
+  assert result.end_reason == 'All 50 steps of each node were made.'
+  assert not result.lost
+  assert result.metrics['test/accuracy'] > 0.4  # By chance, a third.
+  assert _is_replayed(result, optimizer, get_rate=options['get_rate'])
+  assert re.search(r'steps 150/150 100%.* nodes 3$', stream.getvalue())
+  assert not processes.find()
+  trees.assert_same_bits(jasgd.load_params(tmp_path), result.params)
+  # A run that is over is only read again.
+  again = jasgd.train(own_model.make_task, optimizer, strategy, **options)
+  assert again == result
+  trees.assert_same_bits(again.params, result.params)
+  with pytest.raises(ValueError, match=r'was made by jasgd\.train'):
+    experiment.verify(tmp_path)
+
+
+def test_nodes_may_be_threads():
+  result = jasgd.train(
+    own_model.make_task(),
+    own_model.OPTIMIZER,
+    gossip.Pull(),
+    num_workers=2,
+    num_updates=60,
+    processes=False,
+    stream=io.StringIO(),
+  )
+  assert result.clock == 60
+  assert _is_replayed(result, own_model.OPTIMIZER)
+
+
+@pytest.mark.parametrize(
+  'strategy', [own_strategies.Every(), own_strategies.Neighbour()]
+)
+def test_own_strategies_are_replayed_predicted_and_reported(strategy, tmp_path):
+  """The trace names them as 'module:name'; nothing else knows of them."""
+  result = jasgd.train(
+    own_model.make_task(),
+    own_model.OPTIMIZER,
+    strategy,
+    num_workers=2,
+    num_updates=60,
+    workdir=tmp_path,
+    processes=False,
+    stream=io.StringIO(),
+  )
+  module, _, name = result.trace.header['strategy']['name'].partition(':')
+  assert (module, name) == (own_strategies.__name__, type(strategy).__name__)
+  assert _is_replayed(result, own_model.OPTIMIZER)
+  simulated = jasgd.simulate(strategy, num_workers=2, num_gradients=60)
+  predicted = simulation.predict(result.trace)
+  numbers = [
+    simulation.measure_exchanges(trace)
+    for trace in (result.trace, simulated, predicted)
+  ]
+  rate = 'updates_per_gradient'
+  rate = rate if rate in numbers[0] else 'mixes_per_step'
+  for each in numbers:
+    assert each[rate] == pytest.approx(numbers[0][rate], rel=0.1)
+  page = reports.write_report(tmp_path).read_text()
+  assert 'There is no prediction' not in page
+
+
+def test_functions_travel():
+  """Closures over closures, over themselves, and over arrays."""
+
+  def outer(start):
+    values = np.arange(start, start + 3)
+
+    def count(n, *, factor=2):
+      return 0 if n == 0 else factor * values[0] + count(n - 1, factor=factor)
+
+    return {'count': count, 'sum': lambda: values.sum()}
+
+  again = closures.load(closures.dump(outer(3)))
+  assert again['count'](4) == 24
+  assert again['sum']() == 12
+  with pytest.raises(ValueError, match='cannot be sent to other processes'):
+    closures.dump(threading.Lock())
 
 
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
     ({'num_updates': 0}, 'num_updates must be .* at least 1, got 0'),
-    ({'protocol': protocols.downpour(2, 3)}, 'say at which local_rate'),
-    ({'make_task': lambda: 3}, 'make_task must give a Task, got 3'),
+    ({'strategy': protocols.downpour(2, 3)}, 'steps as local_rate'),
+    ({'make_task': lambda: 3}, 'make_task must return a Task, got 3'),
+    ({'make_task': 3}, 'must be a function that returns a Task, got 3'),
+    ({'strategy': gossip.Pull}, 'must be a protocol, .* or a peer strategy'),
+    (
+      {'strategy': gossip.Pairs()},
+      'Pairs run in the simulator and on devices only',
+    ),
+    ({'strategy': gossip.AllReduce()}, 'cannot be threads'),
+    ({'strategy': gossip.Pull()}, 'policy is for protocols'),
+    ({'num_workers': 0}, 'num_workers must be .* at least 1, got 0'),
   ],
 )
 def test_nonsense_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
     _train(processes=False, **options)
+
+
+def test_a_task_is_not_a_function():
+  with pytest.raises(ValueError, match='a function that returns the task'):
+    _train(own_model.make_task())

@@ -23,16 +23,13 @@ MIN_SECONDS = (0.028, 0.03, 0.033, 0.09)
 SEEDS = range(16)
 
 
-def _make_protocol(name, n=1):
-  return experiment.ProtocolConfig(name=name, n=n, num_learners=NUM_LEARNERS)
-
-
-def _run(workdir, protocol, per_update, overlap=False):
+def _run(workdir, strategy, per_update, overlap=False):
   """The trace of a run in real processes, the server's one of them."""
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='quadratic', batch=4),
     optimizer=experiment.OptimizerConfig(rate=0.01),
-    protocol=protocol,
+    strategy=experiment.StrategyConfig(**strategy),
+    num_workers=NUM_LEARNERS,
     runtime=experiment.RuntimeConfig(
       mode='local', overlap=overlap, eval_every=NUM_GRADIENTS
     ),
@@ -40,20 +37,18 @@ def _run(workdir, protocol, per_update, overlap=False):
     num_updates=NUM_GRADIENTS // per_update,
     num_epochs=1e6,
   )
-  experiment.run_server(
-    config, workdir, num_learners=NUM_LEARNERS, stream=io.StringIO()
-  )
+  experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
   trace = traces.Trace.load(workdir / 'trace')
   summary = traces.summarize(trace)
   assert summary.fates[traces.Fate.APPLIED] == NUM_GRADIENTS
-  assert summary.num_learners == NUM_LEARNERS
+  assert summary.num_workers == NUM_LEARNERS
   return trace, summary
 
 
 @pytest.mark.slow
 def test_a_real_run_is_as_predicted(processes, tmp_path):
   del processes
-  trace, summary = _run(tmp_path, _make_protocol('asynchronous'), per_update=1)
+  trace, summary = _run(tmp_path, {'name': 'asynchronous'}, per_update=1)
   expected = NUM_LEARNERS - 1
   assert summary.staleness.mean == pytest.approx(expected, rel=0.15)
   comparison = simulation.compare(
@@ -73,7 +68,7 @@ def test_a_real_run_is_as_predicted(processes, tmp_path):
 def test_with_overlap_the_own_push_is_one_more_update(processes, tmp_path):
   """The mean is lambda / c: a learner pulls before its push is applied."""
   del processes
-  protocol = _make_protocol('softsync', n=2)
-  _, summary = _run(tmp_path, protocol, per_update=2, overlap=True)
+  strategy = {'name': 'softsync', 'n': 2}
+  _, summary = _run(tmp_path, strategy, per_update=2, overlap=True)
   expected = NUM_LEARNERS / 2
   assert summary.staleness.mean == pytest.approx(expected, rel=0.15)

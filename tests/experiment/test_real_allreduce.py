@@ -28,7 +28,7 @@ def make_config(num_steps=60, period=1, **parts):
 
 def check_replay(workdir):
   """Every node is what its trace says."""
-  found = experiment.verify_nodes(workdir)
+  found = experiment.verify(workdir)
   assert found.is_same, found
   assert set(found.versions) == set(range(NUM_NODES))
 
@@ -38,15 +38,15 @@ def check_replay(workdir):
 def test_all_reduce_replays(period, processes, tmp_path):
   """However long: roundings would have grown."""
   config = make_config(200, period=period, processes={'min_seconds': ()})
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 200 * NUM_NODES
-  assert result['test/accuracy'] > 0.8
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.clock == 200 * NUM_NODES
+  assert result.metrics['test/accuracy'] > 0.8
   check_replay(tmp_path)
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
+  trace = traces.Trace.load(tmp_path / 'trace')
   assert len(trace.mixes) == 200 // period * NUM_NODES
-  assert np.all(trace.mixes['peer'] == traces.ALL)
+  assert np.all(trace.mixes['kind'] == traces.Kind.MEAN)
   if period == 1:
-    assert result['gossip/consensus_error'] == 0
+    assert result.metrics['gossip/consensus_error'] == 0
   assert not processes.find()
 
 
@@ -77,10 +77,10 @@ def test_a_lost_process_ends_the_run_with_its_name(
     ):
       wait()
   assert not processes.find()
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 200 * NUM_NODES
-  kinds = traces.NodeTrace.load(tmp_path / 'trace').records['kind']
-  assert np.count_nonzero(kinds == traces.NodeKind.RESTART) == NUM_NODES
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.clock == 200 * NUM_NODES
+  kinds = traces.Trace.load(tmp_path / 'trace').records['kind']
+  assert np.count_nonzero(kinds == traces.Kind.RESTART) == NUM_NODES
   check_replay(tmp_path)
 
 
@@ -96,8 +96,8 @@ def test_without_a_checkpoint_it_goes_on_from_the_start(processes, tmp_path):
   assert not processes.find()
   with open(tmp_path / 'metrics.jsonl', 'a') as file:  # As if it was evaluated.
     file.write(f'{{"clock": {90 * NUM_NODES}, "test/loss": 7.0}}\n')
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 100 * NUM_NODES
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.clock == 100 * NUM_NODES
   columns = workdirs.read_metrics(tmp_path)
   assert not np.any(columns['test/loss'] == 7.0)  # What was lost is not in it.
   check_replay(tmp_path)
@@ -108,15 +108,15 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
   script = (
     'import sys; from tests.experiment import test_real_allreduce as t;'
     'from jasgd import experiment;'
-    'print(experiment.run_nodes(t.make_config(300), sys.argv[1]))'
+    'print(experiment.train_and_evaluate(t.make_config(300), sys.argv[1]))'
   )
   program = processes.start_python('-c', script, os.fspath(tmp_path))
   live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 30, program)
   program.kill(signal.SIGINT)
   said = program.wait()
-  assert "'is_interrupted': True" in said
+  assert 'is_interrupted=True' in said
   clock = nodes.count_steps(tmp_path).sum()
-  assert f"'clock': {clock}," in said
+  assert f'clock={clock},' in said
   # What is said of it is of that clock, and nothing is left out.
   columns = workdirs.read_metrics(tmp_path)
   assert columns['clock'][-1] == clock
@@ -125,11 +125,11 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
     clock / columns['clock'][0]
   )
   live.wait_until(lambda: not processes.find())
-  result = experiment.run_nodes(
+  result = experiment.train_and_evaluate(
     make_config(300), tmp_path, stream=io.StringIO()
   )
-  assert result['clock'] == 300 * NUM_NODES
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
+  assert result.clock == 300 * NUM_NODES
+  trace = traces.Trace.load(tmp_path / 'trace')
   assert len(trace.steps) == 300 * NUM_NODES  # Nothing was made twice.
   check_replay(tmp_path)
 
@@ -138,8 +138,8 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
 def test_a_run_that_diverges_ends_for_all(processes, tmp_path):
   """Even if only one has a loss that is not finite, at first."""
   config = make_config(10_000, optimizer={'rate': 1e18})
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['is_diverged']
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.is_diverged
   assert nodes.count_steps(tmp_path).max() < 100
   assert not processes.find()
   check_replay(tmp_path)

@@ -38,22 +38,20 @@ KILLED = ('pull', 'elastic', 'push_sum')
 
 
 def make_config(strategy, num_steps=60, **parts):
-  """A run of small models; parts as `NodeTrainingConfig` has them."""
+  """A run of small models; parts as `TrainingConfig` has them."""
   task = experiment.TaskConfig(name='logistic', batch=4)
-  config = experiment.NodeTrainingConfig(
+  config = experiment.TrainingConfig(
     task=task,
     optimizer=experiment.OptimizerConfig(rate=0.05, momentum=0.9),
-    strategy=experiment.StrategyConfig(
-      num_nodes=NUM_NODES, **STRATEGIES[strategy]
-    ),
+    strategy=experiment.StrategyConfig(**STRATEGIES[strategy]),
+    num_workers=NUM_NODES,
     runtime=experiment.RuntimeConfig(mode='local', checkpoint_seconds=0.2),
     processes=experiment.ProcessConfig(
       num_threads=live.NUM_THREADS, min_seconds=(0.01,)
     ),
     deadlines=experiment.DeadlineConfig(step=1.0, end=5.0),
   )
-  per_epoch = task.make(1, 0).num_samples / task.batch
-  config.num_epochs = num_steps * NUM_NODES / per_epoch
+  config.num_epochs, config.num_updates = 1e6, num_steps * NUM_NODES
   for name, fields in parts.items():
     for field, value in fields.items():
       setattr(getattr(config, name), field, value)
@@ -62,7 +60,7 @@ def make_config(strategy, num_steps=60, **parts):
 
 def check_replay(workdir, members=range(NUM_NODES)):
   """Every node is what its trace says."""
-  found = experiment.verify_nodes(workdir)
+  found = experiment.verify(workdir, stream=io.StringIO())
   assert found.is_same, found
   assert set(members) <= set(found.versions)
 
@@ -75,7 +73,7 @@ def start_run(config, workdir):
   def run():
     try:
       results.append(
-        experiment.run_nodes(config, workdir, stream=io.StringIO())
+        experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
       )
     except Exception as error:
       results.append(error)
@@ -100,9 +98,9 @@ def count_steps(workdir):
   if not (workdir / 'trace').exists():
     return np.zeros(NUM_NODES, int)
   with contextlib.suppress(traces.TraceError):  # A file is being made.
-    steps = traces.NodeTrace.load(
-      workdir / 'trace', allow_truncated=True
-    ).steps['node']
+    steps = traces.Trace.load(workdir / 'trace', allow_truncated=True).steps[
+      'replica'
+    ]
     return np.bincount(steps, minlength=NUM_NODES)
   return np.zeros(NUM_NODES, int)
 
@@ -119,20 +117,20 @@ def has_saved(workdir):
 @pytest.mark.parametrize('strategy', ['push by a ring', 'easgd'])
 def test_every_strategy_replays_to_the_same_bits(strategy, processes, tmp_path):
   config = make_config(strategy)
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == 60 * NUM_NODES
-  assert not result['lost_nodes']
-  assert result['test/accuracy'] > 0.8
-  assert result['gossip/consensus_error'] < 1.0
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.clock == 60 * NUM_NODES
+  assert not result.lost
+  assert result.metrics['test/accuracy'] > 0.8
+  assert result.metrics['gossip/consensus_error'] < 1.0
   members = [*range(NUM_NODES)]
   if config.strategy.name == 'elastic':
-    members.append(traces.CENTRE)
-    assert result['centre/accuracy'] > 0.8
+    members.append(-1)
+    assert result.metrics['centre/accuracy'] > 0.8
   check_replay(tmp_path, members)
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
+  trace = traces.Trace.load(tmp_path / 'trace')
   assert trace.header['is_recorded']
   assert len(trace.mixes) > 20
-  assert traces.summarize_nodes(trace).num_deaths == 0
+  assert traces.summarize(trace).num_deaths == 0
   assert np.isfinite(workdirs.load_params(tmp_path)).all()
   assert not processes.find()
 
@@ -167,7 +165,7 @@ def test_variants_replay_to_the_same_bits(
     for field in ('certificate', 'key', 'authority'):
       setattr(config.server, field, str(getattr(tls, field)))
   run = tmp_path / 'run'
-  experiment.run_nodes(config, run, stream=io.StringIO())
+  experiment.train_and_evaluate(config, run, stream=io.StringIO())
   check_replay(run)
   # Also where messages are rounded, the mean is of the weights as they are.
   own = [
@@ -185,20 +183,20 @@ def find_lost_mass(trace, victim):
   of it is about to be sent, so each message has as much, and is mixed in once.
   """
   records, mixes = trace.records, trace.mixes
-  own = records[records['kind'] != traces.NodeKind.LOST]
-  steps = own[own['kind'] == traces.NodeKind.STEP]
-  keys = zip(steps['node'], steps['version'], strict=True)
+  own = records[records['kind'] != traces.Kind.LOST]
+  steps = own[own['kind'] == traces.Kind.STEP]
+  keys = zip(steps['replica'], steps['version'], strict=True)
   kept = dict(zip(keys, steps['mass'], strict=True))
-  came = mixes['peer_weight'] * mixes['mass']
-  senders = list(zip(mixes['peer'], mixes['peer_version'], strict=True))
+  came = mixes['weight'] * mixes['mass']
+  senders = list(zip(mixes['source'], mixes['source_version'], strict=True))
   assert len({*senders}) == len(senders) > 100
   for sender, mass in zip(senders, came, strict=True):
     assert mass == pytest.approx(kept[sender], abs=1e-9)
   lost = 0.0
   for node in range(NUM_NODES):
-    last = own[own['node'] == node]['mass'][-1]
-    given = 1 + came[mixes['node'] == node].sum() - last
-    arrived = came[mixes['peer'] == node].sum()
+    last = own[own['replica'] == node]['mass'][-1]
+    given = 1 + came[mixes['replica'] == node].sum() - last
+    arrived = came[mixes['source'] == node].sum()
     assert given > arrived - 1e-9
     lost += given - arrived
     lost += last if node == victim else 0.0
@@ -207,8 +205,10 @@ def find_lost_mass(trace, victim):
 
 def _measure_strangers(config, num_steps):
   """How far nodes are from their mean if they never mix."""
-  trace = simulation.simulate_nodes(
-    gossip.Pull(period=num_steps + 1), num_nodes=NUM_NODES, num_steps=num_steps
+  trace = simulation.simulate(
+    gossip.Pull(period=num_steps + 1),
+    num_workers=NUM_NODES,
+    num_gradients=num_steps * NUM_NODES,
   )
   alone = jasgd.replay(
     config.make_task(),
@@ -232,22 +232,22 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
     live.wait_until(lambda: count_steps(tmp_path)[victim] > step)
     os.kill(pid, signal.SIGKILL)
     result = wait()
-  assert result['lost_nodes'] == [victim], (victim, step)
+  assert result.lost == [f'node-{victim}'], (victim, step)
   steps = count_steps(tmp_path)
   others = [node for node in range(NUM_NODES) if node != victim]
   assert all(steps[node] == num_steps for node in others)
   assert step < steps[victim] < num_steps
   # The others agree: they are nearer to each other than strangers are.
   apart = _measure_strangers(config, num_steps)
-  assert result['gossip/consensus_error'] < 0.6 * apart
+  assert result.metrics['gossip/consensus_error'] < 0.6 * apart
   check_replay(tmp_path, others)
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
-  died_at = trace.of_node(victim)['end_time'].max()
+  trace = traces.Trace.load(tmp_path / 'trace')
+  died_at = trace.of_replica(victim)['end_time'].max()
   later = trace.mixes[trace.mixes['end_time'] > died_at]
-  assert np.count_nonzero(np.isin(later['node'], others)) > 100
-  assert traces.summarize_nodes(trace).num_deaths == 1
+  assert np.count_nonzero(np.isin(later['replica'], others)) > 100
+  assert traces.summarize(trace).num_deaths == 1
   if strategy == 'push_sum':
-    lost = result['gossip/mass_lost']
+    lost = result.metrics['gossip/mass_lost']
     assert 0 < lost < NUM_NODES
     assert lost == pytest.approx(find_lost_mass(trace, victim), abs=1e-6)
 
@@ -271,7 +271,7 @@ def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
     assert count_steps(tmp_path)[2] < num_steps
     os.kill(pid, signal.SIGCONT)
     result = wait()
-  assert result['clock'] == num_steps * NUM_NODES or result['lost_nodes'] == [2]
+  assert result.clock == num_steps * NUM_NODES or result.lost == ['node-2']
   check_replay(tmp_path)
 
 
@@ -286,7 +286,7 @@ def test_nobody_waits_for_a_node_that_dies_as_it_starts(
     (pid,) = live.wait_until(lambda: processes.find_children('node-2'))
     os.kill(pid, signal.SIGKILL)
     result = wait()
-  assert result['lost_nodes'] == [2]
+  assert result.lost == ['node-2']
   assert count_steps(tmp_path).tolist() == [20, 20, 0]
   check_replay(tmp_path, range(2))
 
@@ -299,7 +299,7 @@ def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
     (pid,) = live.wait_until(lambda: processes.find_children('node-2'))
     os.kill(pid, signal.SIGSTOP)
     result = wait()
-  assert result['lost_nodes'] == [2]
+  assert result.lost == ['node-2']
   assert count_steps(tmp_path).tolist() == [60, 60, 0]
   check_replay(tmp_path, range(2))
 
@@ -316,28 +316,24 @@ def test_a_lost_centre_is_started_again(number, processes, tmp_path):
     (pid,) = processes.find_children('centre')
     os.kill(pid, number)
     result = wait()
-  assert result['clock'] == num_steps * NUM_NODES
-  assert not result['lost_nodes']
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
-  kinds = trace.of_node(traces.CENTRE)['kind']
-  assert np.count_nonzero(kinds == traces.NodeKind.RESTART) == 1
-  check_replay(tmp_path, (*range(NUM_NODES), traces.CENTRE))
+  assert result.clock == num_steps * NUM_NODES
+  assert not result.lost
+  trace = traces.Trace.load(tmp_path / 'trace')
+  kinds = trace.of_replica(traces.SERVER)['kind']
+  assert np.count_nonzero(kinds == traces.Kind.RESTART) == 1
+  check_replay(tmp_path, (*range(NUM_NODES), -1))
 
 
 def check_forces(trace):
   """Whatever a node has moved by, the centre has moved by, too."""
-  mixes = trace.mixes
-  moves, pulls = (
-    mixes[(mixes['node'] == traces.CENTRE) == is_centre]
-    for is_centre in (True, False)
-  )
+  moves, pulls = trace.of_kind(traces.Kind.MOVE), trace.mixes
   assert len(pulls) > 100
   assert set(
-    zip(pulls['node'].tolist(), (pulls['version'] - 1).tolist(), strict=True)
+    zip(pulls['replica'].tolist(), (pulls['version'] - 1).tolist(), strict=True)
   ) == set(
-    zip(moves['peer'].tolist(), moves['peer_version'].tolist(), strict=True)
+    zip(moves['source'].tolist(), moves['source_version'].tolist(), strict=True)
   )
-  assert not np.any(trace.records['kind'] == traces.NodeKind.LOST)
+  assert not np.any(trace.records['kind'] == traces.Kind.LOST)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +354,7 @@ def test_a_run_goes_on_after_it_was_stopped(
     'import sys; from tests.experiment import test_real_nodes as t;'
     'from jasgd import experiment;'
     f'c = t.make_config({strategy!r}, {num_steps}, deadlines={deadlines});'
-    'print(experiment.run_nodes(c, sys.argv[1]))'
+    'print(experiment.train_and_evaluate(c, sys.argv[1]))'
   )
   program = processes.start_python('-c', script, os.fspath(tmp_path))
   live.wait_until(lambda: count_steps(tmp_path).min() > 10, program)
@@ -369,16 +365,16 @@ def test_a_run_goes_on_after_it_was_stopped(
     program.wait(-number)
   else:
     program.kill(number)
-    assert "'is_interrupted': True" in program.wait()
+    assert 'is_interrupted=True' in program.wait()
   live.wait_until(lambda: not processes.find())
   assert not (tmp_path / 'result.json').exists()
   check_replay(tmp_path)
   config = make_config(strategy, num_steps, deadlines=deadlines)
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['clock'] == num_steps * NUM_NODES
-  trace = traces.NodeTrace.load(tmp_path / 'trace')
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.clock == num_steps * NUM_NODES
+  trace = traces.Trace.load(tmp_path / 'trace')
   kinds = trace.records['kind']
-  restarts = np.count_nonzero(kinds == traces.NodeKind.RESTART)
+  restarts = np.count_nonzero(kinds == traces.Kind.RESTART)
   assert restarts == NUM_NODES + (strategy == 'elastic')
   if number == signal.SIGINT:
     assert len(trace.steps) == num_steps * NUM_NODES  # Nothing was made twice.
@@ -399,14 +395,14 @@ def test_a_run_that_ended_without_a_result_gets_one(
   the mean."""
   config = make_config('elastic' if strategy == 'elastic' else 'pull', 20)
   config.strategy.name = strategy
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
   params = workdirs.load_params(tmp_path)
   (tmp_path / 'result.json').unlink()
   if not is_saved:
     shutil.rmtree(tmp_path / 'checkpoints')
-  again = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert again['clock'] == result['clock'] == 20 * NUM_NODES
-  assert again['test/loss'] == result['test/loss']
+  again = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert again.clock == result.clock == 20 * NUM_NODES
+  assert again.metrics['test/loss'] == result.metrics['test/loss']
   np.testing.assert_array_equal(workdirs.load_params(tmp_path), params)
   assert not processes.find()
   check_replay(tmp_path)
@@ -415,7 +411,7 @@ def test_a_run_that_ended_without_a_result_gets_one(
 @pytest.mark.slow
 def test_a_run_that_diverges_replays_too(processes, tmp_path):
   config = make_config('elastic', 10_000, optimizer={'rate': 1e18})
-  result = experiment.run_nodes(config, tmp_path, stream=io.StringIO())
-  assert result['is_diverged']
+  result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
+  assert result.is_diverged
   assert not processes.find()
   check_replay(tmp_path)

@@ -14,7 +14,7 @@ from tests.experiment import test_real_nodes as nodes
 # Of a step, by node: those who are told first have ended long before the last.
 SPEEDS = (0.005, 0.05, 0.4)
 NUM_STEPS = 30
-Kind = traces.NodeKind
+Kind = traces.Kind
 
 
 def make_config(wire):
@@ -29,13 +29,13 @@ def make_config(wire):
 
 def check_masses(workdir):
   """Everybody has ended in good order, and all mass is there."""
-  trace = traces.NodeTrace.load(workdir / 'trace')
-  last = [trace.of_node(node)[-1] for node in range(nodes.NUM_NODES)]
+  trace = traces.Trace.load(workdir / 'trace')
+  last = [trace.of_replica(node)[-1] for node in range(nodes.NUM_NODES)]
   assert [record['kind'] for record in last] == [Kind.END] * nodes.NUM_NODES
   total = sum(record['mass'] for record in last)
   assert total == pytest.approx(nodes.NUM_NODES, abs=1e-9)
   assert Kind.LOST not in trace.records['kind']
-  assert traces.summarize_nodes(trace).lost_mass == 0
+  assert traces.summarize(trace).lost_mass == 0
   nodes.check_replay(workdir)
 
 
@@ -45,17 +45,18 @@ def test_no_mass_is_lost_when_a_run_is_stopped(wire, processes, tmp_path):
   script = (
     'import sys; from tests.experiment import test_real_push_sum as t;'
     'from jasgd import experiment;'
-    f'print(experiment.run_nodes(t.make_config({wire!r}), sys.argv[1]))'
+    f'c = t.make_config({wire!r});'
+    'print(experiment.train_and_evaluate(c, sys.argv[1]))'
   )
   program = processes.start_python('-c', script, os.fspath(tmp_path))
   live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 3, program)
   program.kill(signal.SIGINT)
-  assert "'is_interrupted': True" in program.wait()
+  assert 'is_interrupted=True' in program.wait()
   live.wait_until(lambda: not processes.find())
   check_masses(tmp_path)
-  result = experiment.run_nodes(
+  result = experiment.train_and_evaluate(
     make_config(wire), tmp_path, stream=io.StringIO()
   )
-  assert result['clock'] == NUM_STEPS * nodes.NUM_NODES
-  assert result['gossip/mass_lost'] == pytest.approx(0, abs=1e-9)
+  assert result.clock == NUM_STEPS * nodes.NUM_NODES
+  assert result.metrics['gossip/mass_lost'] == pytest.approx(0, abs=1e-9)
   check_masses(tmp_path)

@@ -20,7 +20,7 @@ PROTOCOLS = {
 
 def _make_config(name, **parts):
   return live.make_config(
-    protocol={**PROTOCOLS[name], 'num_learners': NUM_LEARNERS}, **parts
+    strategy=PROTOCOLS[name], num_workers=NUM_LEARNERS, **parts
   )
 
 
@@ -50,7 +50,7 @@ def test_nobody_waits_for_a_stopped_learner(processes, tmp_path):
     live.wait_until(lambda: not run.folder.server.exists())
     assert not result.done()
     os.kill(pid, signal.SIGCONT)
-    assert result.result(live.PATIENCE)['clock'] == num_updates
+    assert result.result(live.PATIENCE).clock == num_updates
   records = run.load_trace().records
   assert not np.any(records['kind'] == traces.Kind.RESTART)
   # Until the end it was not missed.
@@ -78,7 +78,7 @@ def test_a_stopped_learner_is_lost_and_comes_back(processes, tmp_path):
       lambda: run.get_status()['learners'][str(gone)]['num_applied'] > before
     )
   records = run.load_trace().records
-  own = records[records['learner'] == gone]
+  own = records[records['worker'] == gone]
   left, came = (
     np.flatnonzero(own['kind'] == kind)
     for kind in (traces.Kind.LEAVE, traces.Kind.JOIN)
@@ -86,7 +86,7 @@ def test_a_stopped_learner_is_lost_and_comes_back(processes, tmp_path):
   assert came[1] > left[0]  # It came at first, and once more.
   later = own[came[1] :]
   assert np.any(
-    (later['kind'] == traces.Kind.GRADIENT)
+    (later['kind'] == traces.Kind.PUSH)
     & (later['fate'] == protocols.Fate.APPLIED)
   )
   log = (tmp_path / 'logs' / 'server.log').read_text()

@@ -7,9 +7,10 @@ import multiprocessing
 import pytest
 
 from jasgd import experiment
+from jasgd.experiment.running import virtual
 from tests.experiment import cases
 
-GRID = 'optimizer.rate=0.1,0.2;protocol.num_learners=2,4;seed=0,1'
+GRID = 'optimizer.rate=0.1,0.2;num_workers=2,4;seed=0,1'
 
 
 def test_a_grid_is_read():
@@ -60,7 +61,7 @@ def test_tuples_are_written_in_parentheses():
 
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path):
   config = cases.make_config()
-  config.protocol.num_learners = 2
+  config.num_workers = 2
   config.failures.given = ((1.0, 0), (5.0, 1))
   rows = experiment.sweep(config, 'num_updates=2,50,3', tmp_path)
   assert [row['clock'] for row in rows] == [2, 0, 3]
@@ -90,7 +91,7 @@ def test_bad_grids_are_named(grid, message, tmp_path):
 
 def test_bad_cells_are_named_before_any_work(tmp_path):
   grid = 'optimizer.rate=0.1,-1,-2'
-  with pytest.raises(ValueError, match='2 cells cannot be') as caught:
+  with pytest.raises(ValueError, match='2 cells cannot be trained') as caught:
     experiment.sweep(cases.make_config(), grid, tmp_path)
   assert "{'optimizer.rate': -2.0}: Bad config" in str(caught.value)
   assert not list(tmp_path.iterdir())
@@ -116,15 +117,14 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
   assert [row['seed'] for row in rows] == [0, 1] * 4
   assert {row['clock'] for row in rows} == {20}
   # Each cell is what training it alone gives.
-  config.optimizer.rate, config.protocol.num_learners = 0.2, 2
+  config.optimizer.rate, config.num_workers = 0.2, 2
   alone = experiment.train_and_evaluate(config, tmp_path / 'alone')
   (row,) = (
     row
     for row in rows
-    if (row['optimizer.rate'], row['protocol.num_learners'], row['seed'])
-    == (0.2, 2, 0)
+    if (row['optimizer.rate'], row['num_workers'], row['seed']) == (0.2, 2, 0)
   )
-  for name, value in alone.items():
+  for name, value in {'clock': alone.clock, **alone.metrics}.items():
     assert row[name] == pytest.approx(value, rel=1e-5), name
   experiment.write_csv(tmp_path / 'sweep.csv', rows)
   with open(tmp_path / 'sweep.csv', newline='') as file:
@@ -140,7 +140,9 @@ def test_cells_start_from_another_run_too(tmp_path):
   config = cases.make_config(num_updates=10, init_from=str(tmp_path / 'first'))
   grid = 'optimizer.rate=1e-30'  # It stays where it begins.
   (row,) = experiment.sweep(config, grid, tmp_path / 'sweep')
-  assert row['test/loss'] == pytest.approx(result['test/loss'], rel=1e-6)
+  assert row['test/loss'] == pytest.approx(
+    result.metrics['test/loss'], rel=1e-6
+  )
 
 
 def test_another_grid_wants_another_folder(tmp_path):
@@ -188,9 +190,20 @@ def test_cells_share_a_compilation(tmp_path):
   """Rates, delays and seeds are arguments of one compiled program."""
   config = cases.make_config(num_updates=20)
   config.task.name, config.task.model = 'digits', 'mlp'
-  config.protocol.name = 'constant_delay'
+  config.strategy.name = 'constant_delay'
   config.time = experiment.TimeConfig(name='constant', arguments=(1.0,))
-  grid = 'optimizer.rate=0.1,0.2;protocol.delay=0,3,7;seed=0,1'
+  grid = 'optimizer.rate=0.1,0.2;strategy.delay=0,3,7;seed=0,1'
   experiment.sweep(config, grid, tmp_path)
-  run = experiment.make_replay(config, config.simulate())
-  assert run._engine._loop._cache_size() == 1
+  run = virtual.make_run(config, config.simulate())
+  assert run.replay._engine._loop._cache_size() == 1
+
+
+def test_nodes_can_be_swept(tmp_path):
+  config = cases.make_config('pull')
+  rows = experiment.sweep(
+    config, 'strategy.name=pull,allreduce;optimizer.rate=0.1,0.2', tmp_path
+  )
+  assert [row['optimizer.rate'] for row in rows] == [0.1, 0.2, 0.1, 0.2]
+  assert all(row['clock'] == 60 for row in rows)
+  alone = experiment.train_and_evaluate(config, tmp_path / 'alone')
+  assert rows[0]['test/loss'] == pytest.approx(alone.metrics['test/loss'])

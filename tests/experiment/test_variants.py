@@ -12,24 +12,25 @@ MLP = {'name': 'digits', 'model': 'mlp', 'batch': 8}
 VARIANTS = {
   'grouped updates': {'server': {'max_group': 8}, 'task': MLP},
   'downpour': {
-    'protocol': {'name': 'downpour', 'n_push': 2, 'n_fetch': 3},
+    'strategy': {'name': 'downpour', 'n_push': 2, 'n_fetch': 3},
     'task': MLP,
   },
   'backup, adam, flight': {
-    'protocol': {'name': 'backup', 'num_learners': 3},
+    'strategy': {'name': 'backup'},
+    'num_workers': 3,
     'optimizer': {'name': 'adam', 'rate': 0.003},
     'runtime': {'wire': 'flight'},
     'task': MLP,
   },
-  'ramp-up of rennala': {'protocol': {'name': 'rennala', 's': 3, 'ramp_up': 9}},
+  'ramp-up of rennala': {'strategy': {'name': 'rennala', 's': 3, 'ramp_up': 9}},
 }
 
 
 def _check(config, workdir):
   config.processes.min_seconds = ()
   result = experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
-  assert result['clock'] == 80
-  assert result['num_refused'] == 0
+  assert result.clock == 80
+  assert result.metrics['server/num_refused'] == 0
   assert live.Run(workdir, config).check_replay() == 80
 
 

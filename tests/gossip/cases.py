@@ -1,4 +1,4 @@
-"""Every kind of topology, with sizes that it can have and what it claims.
+"""Every kind of topology, with possible sizes and its promised properties.
 
 A new kind is tested by all of `test_common.py` once it is listed in `CASES`;
 the first test there fails until it is listed. Sizes are 1 and 2, where graphs
@@ -26,8 +26,10 @@ class Case:
   is_symmetric: bool = True
   is_doubly_stochastic: bool = True
 
-  def make(self, num_nodes: int) -> gossip.Topology:
-    return gossip.make_topology(self.kind, num_nodes, **self.arguments)
+  def make(self, num_nodes: int) -> gossip.topologies.Topology:
+    return gossip.topologies.make_topology(
+      self.kind, num_nodes, **self.arguments
+    )
 
 
 CASES = (

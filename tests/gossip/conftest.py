@@ -1,4 +1,4 @@
-"""What tests of mixing share."""
+"""Results of programs on many devices, shared by tests."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope='session')
 def found_few(tmp_path_factory):
-  """Results of a few cases under all runners, on 4 devices, by name."""
+  """Results of a few cases under pmap and shard_map, by name."""
   from tests.gossip import many_devices
 
   folder = tmp_path_factory.mktemp('mix')
@@ -15,7 +15,7 @@ def found_few(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def found(tmp_path_factory):
-  """What all runners have computed on 8 devices, by name."""
+  """Results of all cases under all runners on 8 devices, by name."""
   from tests.gossip import many_devices
 
   folder = tmp_path_factory.mktemp('mix')
@@ -24,7 +24,7 @@ def found(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def found_by_two(tmp_path_factory):
-  """What two processes with 4 devices each have computed together, by name."""
+  """Results of two processes with 4 devices each, joined, by name."""
   from tests.gossip import many_devices
 
   folder = tmp_path_factory.mktemp('mix')

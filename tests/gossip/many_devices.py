@@ -1,7 +1,7 @@
-"""Programs of tests on 8 devices: of one process, or 4 each of two.
+"""Runs programs of tests on 8 devices of one process, or 4 each of two.
 
-A program is a module that is given a file for what it finds and, if it is one
-of two, the address where they meet and its number:
+A program is a module. Its arguments are the file for its results and, for one
+of two processes, the coordinator's address and the process's number:
 
   python -m MODULE FILE
   python -m MODULE FILE ADDRESS PROCESS
@@ -23,7 +23,7 @@ _PATIENCE = 600.0  # Seconds: never reached, unless something is broken.
 
 
 def begin(address=None, process=None):
-  """What a program does first: it sees to its devices."""
+  """Configures the devices of a program, before it uses jax."""
   jax.config.update('jax_disable_most_optimizations', True)
   if address is None:
     jax.config.update('jax_num_cpu_devices', NUM_DEVICES)
@@ -43,7 +43,7 @@ def run(module, folder, *arguments):
 
 
 def run_two(module, folder):
-  """What each of two processes finds."""
+  """Results of each of two processes."""
   address = f'127.0.0.1:{runtime.find_free_port()}'
   paths = [folder / f'{process}.npz' for process in range(2)]
   _run(

@@ -1,4 +1,4 @@
-"""Rules and peers to mix with on devices, and their matrices by numpy."""
+"""Strategies to mix with on devices, and their matrices by numpy."""
 
 import dataclasses
 from typing import Any
@@ -9,22 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jasgd import gossip
-from jasgd.gossip import _random_rounds
+from jasgd.gossip import _exchange  # To repeat the draws of `mix`.
+from jasgd.gossip import topologies
 from tests.gossip import cases
 
 AXIS = 'nodes'
 RUNNERS = ('vmap', 'pmap', 'shard_map')
-SIZES = (8, 5)  # Of 5 nodes that make pairs, one is idle.
-FEW_NODES = 4  # With these, a few cases that are run each time.
+SIZES = (8, 5)  # One of 5 nodes is idle in a matching.
+FEW_NODES = 4  # Nodes of the few cases that fast tests run.
 RULES = (gossip.Pull, gossip.Push, gossip.PushSum)
 RATE = 0.15  # Of elastic averaging.
 CENTRE = 2.0  # Where the centre begins.
-BETA = 0.3  # Other than the usual one.
+BETA = 0.3  # Other than the default.
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A strategy, in what precision it sends, and what else there is to mix."""
+  """A strategy, the dtype of its messages, and further arrays to mix."""
 
   strategy: gossip.PeerStrategy
   dtype: Any = None
@@ -38,28 +39,20 @@ class Case:
   def is_elastic(self):
     return isinstance(self.strategy, gossip.Elastic)
 
-  @property
-  def keeps_mean(self):
-    """Whether W is doubly stochastic."""
-    peers = getattr(self.strategy, 'peers', None)
-    if isinstance(peers, gossip.Topology):
-      return gossip.is_doubly_stochastic(peers)
-    return peers != 'independent' and not self.is_elastic
-
 
 def list_topologies(num_nodes):
-  """One of every kind that there is with so many nodes."""
+  """One topology of every kind that is possible with this number of nodes."""
   found = {}
   for case in cases.CASES:
     try:
       found[case.kind] = case.make(num_nodes)
     except ValueError:
-      assert num_nodes != 8  # Where there is one of each.
+      assert num_nodes != 8  # With 8 nodes every kind is possible.
   return found
 
 
-# Topologies of which rules differ: directed, uneven, gathered, summed, pairs.
-# Of others, all rules make the same rounds; see `test_mix_rounds.py`.
+# Topologies for which rules differ: directed, uneven, gathered, summed, pairs.
+# With others all rules have the same rounds; see `test_mix_rounds.py`.
 VARIED = (
   'complete',
   'exponential',
@@ -71,15 +64,15 @@ VARIED = (
 
 
 def list_few(num_nodes):
-  """One case of each rule and of each way to send."""
+  """One case of each rule and of each kind of collective."""
   return {
     'Pull, independent, beta': Case(gossip.Pull(beta=BETA)),
     'Pull, permutation, beta': Case(
       gossip.Pull(peers='permutation', beta=BETA)
     ),
     'Push, independent': Case(gossip.Push()),
-    'Push, ring': Case(gossip.Push(peers=gossip.ring(num_nodes))),
-    'PushSum, star': Case(gossip.PushSum(peers=gossip.star(num_nodes))),
+    'Push, ring': Case(gossip.Push(peers=topologies.ring(num_nodes))),
+    'PushSum, star': Case(gossip.PushSum(peers=topologies.star(num_nodes))),
     'Pairs, matching': Case(gossip.Pairs(peers='matching')),
     'AllReduce, period': Case(gossip.AllReduce(period=2)),
     'Elastic': Case(gossip.Elastic(rate=RATE)),
@@ -88,12 +81,12 @@ def list_few(num_nodes):
 
 def list_cases(num_nodes):
   """All cases, by name."""
-  topologies = list_topologies(num_nodes)
+  made = list_topologies(num_nodes)
   found = {}
   for rule in RULES:
     for peers in gossip.PEERS:
       found[f'{rule.__name__}, {peers}'] = Case(rule(peers=peers))
-    for kind, topology in topologies.items():
+    for kind, topology in made.items():
       if num_nodes == SIZES[0] and (kind in VARIED or rule is gossip.Pull):
         found[f'{rule.__name__}, {kind}'] = Case(rule(peers=topology))
   found['Pairs, matching'] = Case(gossip.Pairs(peers='matching'))
@@ -101,11 +94,11 @@ def list_cases(num_nodes):
     found[f'Pull, {peers}, beta'] = Case(gossip.Pull(peers=peers, beta=BETA))
   if num_nodes != SIZES[0]:
     return found
-  for kind, topology in topologies.items():
-    if gossip.is_symmetric(topology) and topology.max_degree == 1:
+  for kind, topology in made.items():
+    if topologies.is_symmetric(topology) and topology.max_degree == 1:
       found[f'Pairs, {kind}'] = Case(gossip.Pairs(peers=topology))
-  # Weights that differ from node to node, so that all are gathered.
-  uneven = gossip.with_uniform_weights(gossip.star(num_nodes))
+  # Weights that differ from node to node, so that all values are gathered.
+  uneven = topologies.with_uniform_weights(topologies.star(num_nodes))
   for name, strategy in {
     'AllReduce': gossip.AllReduce(),
     'AllReduce, period': gossip.AllReduce(period=3),
@@ -123,38 +116,30 @@ def list_cases(num_nodes):
 
 
 def _list_narrow(num_nodes):
-  """Every rule, and every way to send, in narrow precision."""
-  hypercube = gossip.one_peer_hypercube(num_nodes)
+  """Every rule, and every kind of collective, with narrow messages."""
+  hypercube = topologies.one_peer_hypercube(num_nodes)
   found = {
     'AllReduce, bfloat16': Case(gossip.AllReduce(), jnp.bfloat16),
     'AllReduce, float16': Case(gossip.AllReduce(period=2), jnp.float16),
     'Pairs, bfloat16': Case(gossip.Pairs(peers='matching'), jnp.bfloat16),
     'Pairs, float16': Case(gossip.Pairs(peers=hypercube), jnp.float16),
   }
-  # An exact mean is a sum of all; in other precisions all are gathered.
-  complete = gossip.complete(num_nodes)
+  # An exact mean is a psum; with narrow messages all values are gathered.
+  complete = topologies.complete(num_nodes)
   for name, strategy, dtype in (
     ('Pull, bfloat16', gossip.Pull(peers='matching'), jnp.bfloat16),
     ('Pull, gathered', gossip.Pull(peers=complete), jnp.bfloat16),
     ('Push, float16', gossip.Push(), jnp.float16),
     ('Push, gathered', gossip.Push(peers=complete), jnp.bfloat16),
     ('PushSum, bfloat16', gossip.PushSum(peers='matching'), jnp.bfloat16),
-    ('PushSum, sent', gossip.PushSum(peers=gossip.ring(num_nodes)), 'float16'),
+    (
+      'PushSum, sent',
+      gossip.PushSum(peers=topologies.ring(num_nodes)),
+      'float16',
+    ),
   ):
     found[name] = Case(strategy, dtype)
   return found
-
-
-def list_drawn():
-  """Every rule with random peers, by its name."""
-  found = {
-    f'{rule.__name__}, {peers}': rule(peers=peers)
-    for rule in RULES
-    for peers in gossip.PEERS
-  }
-  for peers in gossip.PEERS:
-    found[f'Pull, {peers}, beta'] = gossip.Pull(peers=peers, beta=BETA)
-  return found | {'Pairs, matching': gossip.Pairs(peers='matching')}
 
 
 def make_start(num_nodes, has_half):
@@ -209,7 +194,7 @@ def make_step(listed):
 
 
 def wrap(function, runner, num_nodes, mesh=None, check_vma=True):
-  """The same function of (rows, step, key) for all nodes, in three ways."""
+  """A function of (row, step, key) for all nodes, under one of the runners."""
   devices = jax.devices()[:num_nodes]
   if runner == 'vmap':
     return jax.jit(jax.vmap(function, (0, None, None), axis_name=AXIS))
@@ -240,32 +225,32 @@ def make_mesh(devices):
 
 
 def make_matrix(strategy, number, key, num_nodes):
-  """The mix of all nodes as a matrix, from the definitions."""
+  """The matrix of a mix of all nodes, from the definition of the strategy."""
   eye = np.eye(num_nodes)
   if isinstance(strategy, gossip.AllReduce):
     return np.full((num_nodes, num_nodes), 1 / num_nodes)
-  if isinstance(strategy.peers, str):
+  if strategy.is_random:
     targets = _draw(strategy.peers, number, key, num_nodes)
     chosen = eye[targets]
     if isinstance(strategy, gossip.Push):
-      weights = eye + chosen.T  # A3: twice its own, if it drew itself.
+      weights = eye + chosen.T  # A node that drew itself counts twice.
       return weights / weights.sum(axis=1, keepdims=True)
     if isinstance(strategy, gossip.PushSum):
       return (eye + chosen.T) / 2
     beta = getattr(strategy, 'beta', 0.5)
     return (1 - beta) * eye + beta * chosen
-  matrix = strategy.peers.matrix(number % strategy.peers.num_rounds)
+  matrix = strategy.find_topology(num_nodes).matrix(number)
   if isinstance(strategy, gossip.Push):
     return matrix.T / matrix.sum(axis=0)[:, None]
   return matrix.T if isinstance(strategy, gossip.PushSum) else matrix
 
 
 def _draw(peers, number, key, num_nodes):
-  """The peers that a key gives."""
+  """The peers that nodes draw with a key."""
   key = jax.random.fold_in(key, number)
   if peers == 'independent':
     return np.asarray(jax.random.randint(key, (num_nodes,), 0, num_nodes))
-  rounds = _random_rounds.make_random_rounds(peers, num_nodes)
+  rounds = _exchange.make_random_rounds(peers, num_nodes)
   index = int(jax.random.randint(key, (), 0, rounds.num_rounds))
   table, _ = rounds.peer_table(index)
   return table[:, 0] if table.shape[1] else np.arange(num_nodes)

@@ -16,14 +16,8 @@ from tests.gossip import many_devices
 from tests.gossip import mix_cases
 from tests.gossip import mix_measures
 
-NUM_STEPS = 5  # Of which everything is saved.
-NUM_LAST = 100  # After which all should agree.
-NUM_ROUNDS = 24  # As many as any topology has.
+NUM_STEPS = 5  # Steps after which all states are saved.
 SEED = 17
-
-
-# The keys that each size and runner are measured with are many.
-MEASURED = ((8, 'vmap'), (8, 'shard_map'), (5, 'pmap'))
 
 
 def main(path, *arguments):
@@ -38,44 +32,32 @@ def main(path, *arguments):
 
 
 def run_few():
-  """The few cases, under all runners."""
+  """The few cases, under the runners that `test_mix.py` does not use."""
   num_nodes = mix_cases.FEW_NODES
   listed = mix_cases.list_few(num_nodes)
-  return _run_runners(listed, num_nodes, num_last=NUM_STEPS, num_rounds=0)
+  return {
+    f'{num_nodes}|{runner}|{name}': value
+    for runner in ('pmap', 'shard_map')
+    for name, value in run_all(runner, listed, num_nodes).items()
+  }
 
 
 def run_sizes():
-  """All cases, under all runners, and measurements of rates and gradients."""
-  found = {}
-  for num_nodes in mix_cases.SIZES:
-    found |= _run_runners(mix_cases.list_cases(num_nodes), num_nodes)
-  for num_nodes, runner in MEASURED:
-    results = mix_measures.measure_draws(runner, num_nodes)
-    found |= _add_prefix(num_nodes, runner, results)
+  """All cases, under all runners, and gradients."""
+  found = {
+    f'{num_nodes}|{runner}|{name}': value
+    for num_nodes in mix_cases.SIZES
+    for runner in mix_cases.RUNNERS
+    for name, value in run_all(
+      runner, mix_cases.list_cases(num_nodes), num_nodes
+    ).items()
+  }
   found |= mix_measures.find_gradients(many_devices.NUM_DEVICES)
   return found | mix_measures.mix_on_explicit_mesh(many_devices.NUM_DEVICES)
 
 
-def _run_runners(listed, num_nodes, **options):
-  found = {}
-  for runner in mix_cases.RUNNERS:
-    if runner != 'vmap':  # Equal rounds lead to the same end.
-      options['num_last'] = NUM_STEPS
-    results = run_all(runner, listed, num_nodes, **options)
-    found |= _add_prefix(num_nodes, runner, results)
-  return found
-
-
-def _add_prefix(num_nodes, runner, results):
-  return {
-    f'{num_nodes}|{runner}|{name}': value for name, value in results.items()
-  }
-
-
-def run_all(
-  runner, listed, num_nodes, num_last=NUM_LAST, num_rounds=NUM_ROUNDS
-):
-  """States of all cases after the first steps and the last, and rounds' W."""
+def run_all(runner, listed, num_nodes):
+  """States of all cases after each step, and the number of compilations."""
   key = jax.random.key(SEED)
   num_traces = 0
   step_all = mix_cases.make_step(listed)
@@ -87,21 +69,11 @@ def run_all(
 
   step_nodes = mix_cases.wrap(count_and_step, runner, num_nodes)
   place = mix_cases.wrap(lambda rows, *_: rows, runner, num_nodes)
-  start = place(mix_cases.make_states(listed, num_nodes), 0, key)
-  states, found = start, {}
-  for step in range(1, num_last + 1):
-    # Too many steps at once are more than XLA has threads for on a CPU.
+  states, found = place(mix_cases.make_states(listed, num_nodes), 0, key), {}
+  for step in range(1, NUM_STEPS + 1):
+    # Too many steps in flight can deadlock on a CPU: see `mix`.
     states = jax.block_until_ready(step_nodes(states, step, key))
-    if step <= NUM_STEPS or step == num_last:
-      found |= flatten(f'state|{step}', states)
-  rounds = []
-  for step in range(1, num_rounds + 1):
-    mixed = jax.block_until_ready(step_nodes(start, step, key))
-    rounds.append(
-      {name: np.asarray(params['one']) for name, (params, _) in mixed.items()}
-    )
-  for name in rounds[0] if rounds else ():  # Of the identity it makes W.
-    found[f'rounds|{name}'] = np.stack([each[name] for each in rounds])
+    found |= flatten(f'state|{step}', states)
   found['num_traces'] = np.array(num_traces)
   return found
 

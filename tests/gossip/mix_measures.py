@@ -1,4 +1,4 @@
-"""Measurements on devices: rates with many keys, gradients, meshes."""
+"""Gradients through a mix, and mixes on an explicit mesh."""
 
 import jax
 from jax import lax
@@ -10,20 +10,19 @@ from jasgd import gossip
 from tests.gossip import mix_cases
 
 AXIS = mix_cases.AXIS
-NUM_KEYS = 400  # Of rates.
-# Rules with gradients: all that do not add up as many values as have come.
+# Strategies with gradients: those that add a fixed number of messages.
 DIFFERENTIABLE = {
   'Pull, independent': gossip.Pull(),
   'Pull, permutation': gossip.Pull(peers='permutation', period=2),
-  'Push, ring': gossip.Push(peers=gossip.ring(8)),
+  'Push, ring': gossip.Push(peers='ring'),
   'PushSum, matching': gossip.PushSum(peers='matching'),
   'Pairs, matching': gossip.Pairs(peers='matching'),
-  'Pull, complete': gossip.Pull(peers=gossip.complete(8)),
+  'Pull, complete': gossip.Pull(peers='complete'),
   'AllReduce': gossip.AllReduce(),
   'AllReduce, period': gossip.AllReduce(period=2),
   'Elastic': gossip.Elastic(rate=mix_cases.RATE),
 }
-# One for each way to send.
+# One for each kind of collective.
 EXPLICIT = (
   'Pull, independent',
   'Push, permutation',
@@ -36,42 +35,13 @@ EXPLICIT = (
 
 
 def make_start(num_nodes):
-  """Values, and masses that are not all 1: (float32 [n, 3], float32 [n])."""
+  """Values of all nodes: float32 [n, 3]."""
   values = np.random.default_rng(5).normal(size=(num_nodes, 3)) + 1
-  masses = 1 + np.arange(num_nodes) / num_nodes
-  return np.asarray(values, np.float32), np.asarray(masses, np.float32)
-
-
-def measure_draws(runner, num_nodes):
-  """One mix by every rule with random peers, with many keys."""
-  strategies = mix_cases.list_drawn()
-
-  def mix_once(start, step, keys):
-    values, mass = start
-
-    def mix(key, strategy):
-      if isinstance(strategy, gossip.PushSum):
-        pair = gossip.mix(values, AXIS, strategy, step=step, key=key, mass=mass)
-        return *pair, jnp.zeros(())
-      mixed = gossip.mix(values, AXIS, strategy, step=step, key=key)
-      return mixed, mass, gossip.consensus_distance(mixed, AXIS)
-
-    return {
-      name: jax.vmap(lambda key, each=each: mix(key, each))(keys)
-      for name, each in strategies.items()
-    }
-
-  keys = jax.random.split(jax.random.key(1), NUM_KEYS)
-  mix_nodes = mix_cases.wrap(mix_once, runner, num_nodes)
-  found = {}
-  for name, results in mix_nodes(make_start(num_nodes), 1, keys).items():
-    for what, value in zip(('x', 'mass', 'distance'), results, strict=True):
-      found[f'drawn|{name}|{what}'] = np.asarray(value)
-  return found
+  return np.asarray(values, np.float32)
 
 
 def find_gradients(num_nodes):
-  """Gradients of a loss of what was mixed, taken where nodes are.
+  """Gradients of a loss of mixed values, computed at each node.
 
   Args:
     num_nodes: As many as devices.
@@ -133,7 +103,7 @@ def mix_on_explicit_mesh(num_nodes):
     }
 
   found = {}
-  start = make_start(num_nodes)[0]
+  start = make_start(num_nodes)
   spec = sharding.PartitionSpec(AXIS)
   placed = jax.device_put(start, sharding.NamedSharding(mesh, spec))
   for name, used, rows in (('explicit', mesh, placed), ('usual', None, start)):
@@ -144,7 +114,7 @@ def mix_on_explicit_mesh(num_nodes):
 
 
 def _mix(strategy, x, step, key):
-  """What a node has after a mix."""
+  """Values of a node after a mix."""
   if isinstance(strategy, gossip.Elastic):
     centre = jnp.zeros_like(x)
     return gossip.mix_elastic(x, centre, AXIS, strategy, step=step)[0]

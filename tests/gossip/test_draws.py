@@ -1,4 +1,7 @@
-"""Random peers: what is drawn, how often, and that it is always the same."""
+"""Random peers: draws, their distribution, and the rate of agreement."""
+
+import itertools
+import math
 
 import hypothesis
 from hypothesis import strategies as st
@@ -6,11 +9,12 @@ import numpy as np
 import pytest
 
 from jasgd import gossip
+from jasgd.gossip import topologies
 
-every_way = pytest.mark.parametrize('peers', gossip.PEERS)
+every_kind = pytest.mark.parametrize('peers', gossip.PEERS)
 
 
-@every_way
+@every_kind
 @hypothesis.given(
   n=st.integers(1, 40),
   seed=st.integers(0, 2**64 - 1),
@@ -67,7 +71,7 @@ def _philox(key, counter):
   ],
 )
 def test_same_on_every_machine(peers, stream, expected):
-  """Whoever changes these numbers changes all runs."""
+  """A change of these numbers changes all runs."""
   # Five nodes need two blocks, and numpy counts up before it computes one.
   counter = (5 << 128) + 7 * 2 + 1
   blocks = [_philox((2024, stream), counter + block) for block in range(2)]
@@ -83,7 +87,7 @@ def test_same_on_every_machine(peers, stream, expected):
   assert drawn.tolist() == [row] == [expected]
 
 
-@every_way
+@every_kind
 @pytest.mark.parametrize('n', [4, 5])
 def test_every_peer_is_equally_likely(peers, n):
   num_rounds = 20_000
@@ -113,8 +117,8 @@ def test_nodes_and_rounds_are_independent():
     np.testing.assert_allclose(shares, 0.25, atol=0.01)
 
 
-@every_way
-def test_seeds_sizes_and_ways_differ(peers):
+@every_kind
+def test_seeds_sizes_and_kinds_differ(peers):
   base = gossip.draw_peers(peers, 64, seed=1)
   assert (base != gossip.draw_peers(peers, 64, seed=2)).any()
   assert (base != gossip.draw_peers(peers, 65, seed=1)[:, :64]).any()
@@ -157,3 +161,93 @@ def test_errors_say_what_was_given(arguments, message):
   arguments = {'peers': 'matching', 'num_nodes': 4, **arguments}
   with pytest.raises(ValueError, match=message):
     gossip.draw_peers(**arguments)
+
+
+# --- Rates, against all outcomes and against many random ones.
+
+
+def _list_outcomes(peers, n):
+  """Every outcome of a draw, all equally likely: [outcomes, n]."""
+  if peers == 'independent':
+    return list(itertools.product(range(n), repeat=n))
+  permutations = list(itertools.permutations(range(n)))
+  if peers == 'permutation':
+    return permutations
+  # Each matching comes as often as any other from pairing up a permutation.
+  matchings = set()
+  for order in permutations:
+    matching = list(range(n))
+    for i, j in zip(order[0::2], order[1::2], strict=False):
+      matching[i], matching[j] = j, i
+    matchings.add(tuple(matching))
+  return sorted(matchings)
+
+
+def _mean_square(matrices):
+  """E[W'(I - J)W], by definition."""
+  n = len(matrices[0])
+  centred = np.eye(n) - 1 / n
+  return sum(w.T @ centred @ w for w in matrices) / len(matrices)
+
+
+@pytest.mark.parametrize('peers', gossip.PEERS)
+@pytest.mark.parametrize(
+  ('n', 'weight'), [(2, 0.5), (4, 0.5), (5, 0.5), (3, 0.2), (4, 1)]
+)
+def test_exact_over_all_outcomes(peers, n, weight):
+  outcomes = np.array(_list_outcomes(peers, n))[:, :, None]
+  topology = topologies.from_peers(outcomes)
+  topology = topologies.with_constant_weights(topology, weight)
+  rate = topologies.consensus_rate(peers, n, weight)
+  # The rate is the same for all values: it is an equality, not a bound.
+  matrices = [topology.matrix(index) for index in range(topology.num_rounds)]
+  np.testing.assert_allclose(
+    _mean_square(matrices), rate * (np.eye(n) - 1 / n), atol=1e-12
+  )
+
+
+@pytest.mark.parametrize('n', [2, 3, 10, 101, 100_000])
+def test_formulas_at_one_half(n):
+  assert topologies.consensus_rate('independent', n) == pytest.approx(
+    1 / 2 - 1 / (4 * n), abs=1e-15
+  )
+  assert topologies.consensus_rate('permutation', n) == 0.5
+  matching = 0.5 if n % 2 else 0.5 * (1 - 1 / (n - 1))
+  assert topologies.consensus_rate('matching', n) == pytest.approx(matching)
+
+
+@pytest.mark.parametrize('peers', gossip.PEERS)
+def test_monte_carlo(peers):
+  n, num_rounds = 33, 20_000
+  drawn = gossip.draw_peers(peers, n, num_rounds, seed=11)
+  values = np.random.default_rng(3).normal(size=n)
+  mixed = (values + values[drawn]) / 2
+  factors = mixed.var(axis=1) / values.var()
+  rate = topologies.consensus_rate(peers, n)
+  error = factors.std() / math.sqrt(num_rounds)
+  assert abs(factors.mean() - rate) < 4 * error
+  assert error < 0.002
+
+
+def test_one_node_always_agrees():
+  for peers in gossip.PEERS:
+    assert topologies.consensus_rate(peers, 1) == 0
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (('random', 4), "Unknown peers 'random'. Known: independent, matching"),
+    (('matching', 0), 'num_nodes must be a whole number of at least 1, got 0'),
+    (
+      ('matching', 4.5),
+      'num_nodes must be a whole number of at least 1, got 4.5',
+    ),
+    (('matching', 4, 1.5), 'weight must be from 0 to 1, got 1.5'),
+    (('matching', 4, math.nan), 'weight must be from 0 to 1, got nan'),
+    (('matching', 4, 'x'), "weight must be a number, got 'x'"),
+  ],
+)
+def test_errors_of_rates(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    topologies.consensus_rate(*arguments)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from jasgd import gossip
-from jasgd.gossip import _random_rounds
+from jasgd.gossip import topologies
 from tests.gossip import mix_cases
-from tests.gossip import mix_vmap
 
-AXIS = mix_vmap.AXIS
+AXIS = mix_cases.AXIS
+KEY = jax.random.key(3)
 NUM_NODES = 8
 _COLLECTIVES = ('ppermute', 'all_gather', 'psum')
 
@@ -82,7 +82,7 @@ def _trace(function, *rows, num_nodes=NUM_NODES):
     out_specs=spec(AXIS),
     check_vma=False,
   )
-  traced = jax.make_jaxpr(mapped)(jnp.int32(6), mix_vmap.KEY, *rows)
+  traced = jax.make_jaxpr(mapped)(jnp.int32(6), KEY, *rows)
   return _list_messages(traced.jaxpr)
 
 
@@ -116,38 +116,32 @@ def _count(strategy, **arguments):
 # --- How often.
 
 
-@mix_vmap.every_rule
-def test_independent_peers_are_gathered(rule):
+@pytest.mark.parametrize('rule', mix_cases.RULES)
+def test_random_peers(rule):
+  """Independent ones are gathered; permutations are one message."""
   assert _count(rule(peers='independent')) == {'all_gather': 1}
-
-
-@pytest.mark.parametrize(
-  ('rule', 'peers'),
-  [
-    *((rule, 'permutation') for rule in mix_cases.RULES),
-    *((rule, 'matching') for rule in (*mix_cases.RULES, gossip.Pairs)),
-  ],
-)
-@pytest.mark.parametrize('num_nodes', [5, 100])
-def test_permutations_are_one_message(rule, peers, num_nodes):
-  assert _count(rule(peers=peers), num_nodes=num_nodes) == {'ppermute': 1}
+  assert _count(rule(peers='permutation')) == {'ppermute': 1}
+  matching = rule(peers='matching')
+  for num_nodes in (5, 100):
+    assert _count(matching, num_nodes=num_nodes) == {'ppermute': 1}
+  assert _count(gossip.Pairs(peers='matching')) == {'ppermute': 1}
 
 
 def _count_peers(strategy):
   """The most that any node sends or receives in any round."""
   most = 0
-  for index in range(strategy.peers.num_rounds):
+  for index in range(strategy.find_topology(NUM_NODES).num_rounds):
     matrix = mix_cases.make_matrix(strategy, index, None, NUM_NODES)
     is_edge = (matrix > 0) & ~np.eye(NUM_NODES, dtype=bool)
     most = max(most, *is_edge.sum(axis=0), *is_edge.sum(axis=1))
   return int(most)
 
 
-@pytest.mark.parametrize('kind', gossip.KINDS)
+@pytest.mark.parametrize('kind', topologies.KINDS)
 def test_topologies_cost_as_many_messages_as_peers(kind):
   """If they are at most half of all nodes."""
   for rule in mix_cases.RULES:
-    _check_messages(rule(peers=mix_vmap.list_topologies()[kind]), kind)
+    _check_messages(rule(peers=kind), kind)
 
 
 def _check_messages(strategy, kind):
@@ -176,14 +170,14 @@ def _check_messages(strategy, kind):
     assert num_peers == NUM_NODES - 1
 
 
-def test_of_16_messages_or_64_rounds_more_are_gathered():
+def test_more_than_16_messages_or_64_rounds_are_gathered():
   for degree, expected in ((16, {'ppermute': 16}), (17, {'all_gather': 1})):
-    topology = gossip.random_regular(64, degree)
+    topology = topologies.random_regular(64, degree)
     strategy = gossip.Pull(peers=topology)
     assert _count(strategy, num_nodes=64) == expected
-  most = _random_rounds.MAX_ROUNDS
+  most = 64
   for num_rounds, name in ((most, 'ppermute'), (most + 1, 'all_gather')):
-    topology = gossip.random_matching(NUM_NODES, num_rounds)
+    topology = topologies.random_matching(NUM_NODES, num_rounds)
     assert _count(gossip.Pairs(peers=topology)) == {name: 1}
 
 
@@ -200,7 +194,7 @@ def test_a_mean_of_all_is_one_sum():
 
 
 @pytest.mark.parametrize('period', [1, 2])
-def test_what_is_the_same_on_all_nodes_is_known_to_be(period):
+def test_shard_map_knows_that_centre_and_distance_are_equal(period):
   """A centre, and a distance: so says the check of `jax.shard_map`."""
   elastic = gossip.Elastic(rate=0.1, period=period)
   spec = sharding.PartitionSpec
@@ -224,12 +218,12 @@ def test_what_is_the_same_on_all_nodes_is_known_to_be(period):
   [
     gossip.Pull(period=2),
     gossip.Push(period=2, peers='permutation'),
-    gossip.PushSum(period=2, peers=gossip.ring(NUM_NODES)),
+    gossip.PushSum(period=2, peers='ring'),
     gossip.Pairs(period=2, peers='matching'),
     gossip.AllReduce(period=2),
   ],
 )
-def test_what_is_not_due_is_not_sent(strategy):
+def test_nothing_is_sent_between_mixes(strategy):
   assert _count(strategy, step=3) == {}
   assert _count(strategy, step=4) == _count(strategy) != {}
 
@@ -237,110 +231,104 @@ def test_what_is_not_due_is_not_sent(strategy):
 def test_small_arrays_go_together():
   rows = {
     'a': jnp.ones((NUM_NODES, 2, 3)),
-    'b': jnp.ones((NUM_NODES, 5)),
+    'b': jnp.ones((NUM_NODES, 2**14 - 1)),
+    'large': jnp.ones((NUM_NODES, 2**14)),
     'half': jnp.ones((NUM_NODES, 4), jnp.bfloat16),
     'count': jnp.ones((NUM_NODES, 9), int),
   }
   found = _trace_mix(gossip.Pull(peers='permutation'), rows)
   assert found == [
-    Message('ppermute', 'float32', (11,)),
+    Message('ppermute', 'float32', (6 + 2**14 - 1,)),
     Message('ppermute', 'bfloat16', (4,)),
+    Message('ppermute', 'float32', (2**14,)),
   ]
 
 
 # --- In which precision.
 
-
-def _list_narrow():
-  """Every rule, by every way to send."""
-  found = {'AllReduce': gossip.AllReduce()}
-  found['Pairs, matching'] = gossip.Pairs(peers='matching')
-  hypercube = gossip.one_peer_hypercube(NUM_NODES)
-  found['Pairs, hypercube'] = gossip.Pairs(peers=hypercube)
-  for rule in mix_cases.RULES:
-    for peers in ('independent', 'permutation'):
-      found[f'{rule.__name__}, {peers}'] = rule(peers=peers)
-    for make in (gossip.ring, gossip.star, gossip.complete):
-      found[f'{rule.__name__}, {make.__name__}'] = rule(peers=make(NUM_NODES))
-  return found
-
-
-_DTYPES = (jnp.bfloat16, jnp.float16)
-_FEW = (
-  ('Pull, ring', jnp.bfloat16),
-  ('Push, independent', jnp.float16),
-  ('PushSum, complete', jnp.bfloat16),
-  ('Pairs, matching', jnp.float16),
+# Every rule, with every kind of collective.
+NARROW = {
+  'AllReduce': gossip.AllReduce(),
+  'Pairs, matching': gossip.Pairs(peers='matching'),
+  'Pairs, hypercube': gossip.Pairs(peers='one_peer_hypercube'),
+} | {
+  f'{rule.__name__}, {peers}': rule(peers=peers)
+  for rule in mix_cases.RULES
+  for peers in ('independent', 'permutation', 'ring', 'star', 'complete')
+}
+FEW = (
+  'Pull, ring',
+  'Push, independent',
+  'PushSum, complete',
+  'Pairs, matching',
 )
-every_dtype = pytest.mark.parametrize('dtype', _DTYPES)
+_VALUES = np.random.default_rng(0).normal(size=(8, 100)).astype(np.float32)
 
 
-@pytest.mark.parametrize('name', _list_narrow())
+def _mix_narrow(strategies, values, dtype):
+  """The first mix of some strategies, in one program: {name: mixed}."""
+
+  def mix(row):
+    found = {}
+    for name, strategy in strategies.items():
+      mass = 1.0 if isinstance(strategy, gossip.PushSum) else None
+      mixed = gossip.mix(row, AXIS, strategy, key=KEY, mass=mass, dtype=dtype)
+      found[name] = mixed if mass is None else mixed[0]
+    return found
+
+  return jax.jit(jax.vmap(mix, axis_name=AXIS))(values)
+
+
+@pytest.mark.parametrize('name', NARROW)
 def test_messages_are_narrow(name):
   """All but masses; arrays that are narrow already are sent as they are."""
-  strategy = _list_narrow()[name]
   rows = {
     'a': jnp.ones((NUM_NODES, 3)),
     'half': jnp.ones((NUM_NODES, 4), jnp.bfloat16),
   }
-  found = _trace_mix(strategy, rows, dtype=jnp.float16)
-  assert {(each.dtype, each.shape) for each in found} == {
-    ('float16', (3,)),
-    ('bfloat16', (4,)),
-  }
-  wide = _trace_mix(strategy, rows)
-  assert {(each.dtype, each.shape) for each in wide} == {
-    ('float32', (3,)),
-    ('bfloat16', (4,)),
-  }
+  for dtype, sent in ((jnp.float16, 'float16'), (None, 'float32')):
+    found = _trace_mix(NARROW[name], rows, dtype=dtype)
+    assert {(each.dtype, each.shape) for each in found} == {
+      (sent, (3,)),
+      ('bfloat16', (4,)),
+    }
 
 
 @pytest.mark.parametrize(
-  ('name', 'dtype'),
+  ('names', 'dtype'),
   [
-    pytest.param(
-      name,
-      dtype,
-      id=f'{name}, {jnp.dtype(dtype)}',
-      marks=[] if (name, dtype) in _FEW else [pytest.mark.slow],
-    )
-    for name in _list_narrow()
-    for dtype in _DTYPES
-    if (name, dtype) in _FEW or dtype == jnp.bfloat16
-    if name != 'AllReduce'
+    ([name for name in NARROW if name != 'AllReduce'], jnp.bfloat16),
+    (FEW, jnp.float16),
   ],
+  ids=['bfloat16', 'float16'],
 )
-def test_messages_are_rounded_and_nothing_else(name, dtype):
+def test_messages_are_rounded_and_nothing_else(names, dtype):
   """A node's own part is exact."""
-  values = np.random.default_rng(0).normal(size=(8, 100)).astype(np.float32)
-  sent = np.asarray(jnp.asarray(values, dtype), np.float32)
-  strategy = _list_narrow()[name]
-  mixed = mix_vmap.mix_all(values, strategy, dtype=dtype)
-  matrix = mix_cases.make_matrix(strategy, 0, mix_vmap.KEY, NUM_NODES)
-  own = np.diag(np.diag(matrix))
-  expected = own @ values + (matrix - own) @ sent
-  np.testing.assert_allclose(mixed, expected, atol=1e-6)
-  assert mixed.dtype == values.dtype
-  for other in (matrix @ values, matrix @ sent):
-    assert not np.allclose(mixed, other, atol=1e-5)
+  sent = np.asarray(jnp.asarray(_VALUES, dtype), np.float32)
+  mixed = _mix_narrow({name: NARROW[name] for name in names}, _VALUES, dtype)
+  for name in names:
+    matrix = mix_cases.make_matrix(NARROW[name], 0, KEY, NUM_NODES)
+    own = np.diag(np.diag(matrix))
+    expected = own @ _VALUES + (matrix - own) @ sent
+    np.testing.assert_allclose(mixed[name], expected, atol=1e-6)
+    assert mixed[name].dtype == _VALUES.dtype
+    for other in (matrix @ _VALUES, matrix @ sent):
+      assert not np.allclose(mixed[name], other, atol=1e-5)
 
 
-@every_dtype
-def test_a_narrow_mean_is_the_same_for_all(dtype):
-  values = np.random.default_rng(0).normal(size=(8, 100)).astype(np.float32)
-  mean = mix_vmap.mix_all(values, gossip.AllReduce(), dtype=dtype)
-  assert mean.dtype == values.dtype
+def test_a_narrow_mean_is_the_same_for_all():
+  average = {'AllReduce': gossip.AllReduce()}
+  mean = _mix_narrow(average, _VALUES, jnp.bfloat16)['AllReduce']
+  assert mean.dtype == _VALUES.dtype
   assert np.all(mean == mean[0])
-  scale = 4 * jnp.finfo(dtype).eps
-  np.testing.assert_allclose(mean[0], values.mean(axis=0), atol=float(scale))
-  assert not np.allclose(mean[0], values.mean(axis=0), atol=float(scale) / 1e3)
+  scale = 4 * float(jnp.finfo(jnp.bfloat16).eps)
+  exact = _VALUES.mean(axis=0)
+  np.testing.assert_allclose(mean[0], exact, atol=scale)
+  assert not np.allclose(mean[0], exact, atol=scale / 1e3)
 
 
-@every_dtype
-def test_a_wider_dtype_changes_nothing(dtype):
-  values = np.random.default_rng(0).normal(size=(8, 100)).astype(np.float32)
-  half, ring = jnp.asarray(values, dtype), gossip.ring(8)
-  np.testing.assert_array_equal(
-    mix_vmap.mix_all(half, gossip.Pull(peers=ring), dtype=jnp.float32),
-    mix_vmap.mix_all(half, gossip.Pull(peers=ring)),
-  )
+def test_a_wider_dtype_changes_nothing():
+  rows = jnp.ones((NUM_NODES, 3), jnp.bfloat16)
+  ring = gossip.Pull(peers='ring')
+  wide = _trace_mix(ring, rows, dtype=jnp.float32)
+  assert wide == _trace_mix(ring, rows)

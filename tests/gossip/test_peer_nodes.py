@@ -1,6 +1,5 @@
 """The state machines of peer strategies: events in, actions out."""
 
-import dataclasses
 import json
 
 import hypothesis
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 import pytest
 
 from jasgd import gossip
+from jasgd.gossip import topologies
 
 Outcome = gossip.Outcome
 NUM_NODES = 5
@@ -19,7 +19,7 @@ STRATEGIES = {
   'elastic': gossip.Elastic(rate=0.25, order='easgd'),
   'pairs': gossip.Pairs(peers='matching'),
   'pull': gossip.Pull(beta=0.3),
-  'pull, ring': gossip.Pull(peers=gossip.ring(NUM_NODES), period=2),
+  'pull, ring': gossip.Pull(peers=topologies.ring(NUM_NODES), period=2),
   'push': gossip.Push(peers='permutation'),
   'push-sum': gossip.PushSum(),
 }
@@ -40,7 +40,7 @@ def _answer(actions, outcome=Outcome.TAKEN):
 
 
 def _drive(machine, num_steps, first=1):
-  """All actions of some steps in which everybody answers."""
+  """All actions of some steps in which every peer answers."""
   found = []
   for step in range(first, first + num_steps):
     actions = machine.on_step(step)
@@ -67,7 +67,7 @@ def test_equal_machines_act_alike(name):
 
 @every_strategy
 def test_a_restored_machine_goes_on_as_the_saved_one(name):
-  """Its state goes through JSON, between two exchanges."""
+  """The state goes through JSON, between two exchanges."""
   machine = _make(STRATEGIES[name])
   _drive(machine, 6)
   saved = json.loads(json.dumps(machine.save()))
@@ -94,7 +94,7 @@ def test_exchanges_come_every_period(name):
 @pytest.mark.parametrize('peers', gossip.PEERS)
 @pytest.mark.parametrize('members', [range(5), [0, 1, 3, 4], [1, 4], [1]])
 def test_random_peers_are_drawn_among_members(peers, members):
-  """As a draw of so many nodes, by place; the step alone says which round."""
+  """As `draw_peers` draws for that number of members; the step is the round."""
   period = 2
   machine = _make(gossip.Pull(peers=peers, period=period))
   machine.on_alive(members)
@@ -109,7 +109,7 @@ def test_random_peers_are_drawn_among_members(peers, members):
 
 
 def test_a_topology_keeps_its_edges_to_members():
-  topology = gossip.one_peer_exponential(NUM_NODES)
+  topology = topologies.one_peer_exponential(NUM_NODES)
   machine = _make(gossip.Pull(peers=topology))
   edges = {step: machine.choose_peers(step) for step in range(1, 1 + NUM_NODES)}
   assert {len(each) for each in edges.values()} == {1}
@@ -125,8 +125,10 @@ def test_a_topology_keeps_its_edges_to_members():
 @pytest.mark.parametrize(
   ('answered', 'own_weight'), [((1, 1), 1 / 3), ((1, 0), 2 / 3), ((0, 0), None)]
 )
-def test_the_weight_of_a_silent_peer_goes_to_the_node(answered, own_weight):
-  machine = _make(gossip.Pull(peers=gossip.ring(NUM_NODES)))
+def test_the_weight_of_a_peer_without_answer_goes_to_the_node(
+  answered, own_weight
+):
+  machine = _make(gossip.Pull(peers=topologies.ring(NUM_NODES)))
   asks = machine.on_step(1)
   assert [ask.peer for ask in asks] == [0, 2]
   replies = [
@@ -153,7 +155,7 @@ def test_beta_is_the_weight_of_the_peer():
       assert mix.sources == ((replies[0], 0.3),)
 
 
-def test_pairs_average_with_who_answers():
+def test_pairs_average_with_a_peer_that_answers():
   machine = _make(gossip.Pairs(peers='matching'))
   step = next(step for step in range(1, 9) if machine.on_step(step))
   replies = _answer(machine.on_step(step))
@@ -208,7 +210,7 @@ def test_an_outcome_that_comes_late_changes_no_later_mix():
 
 
 @pytest.mark.parametrize('strategy', [gossip.Push(), gossip.PushSum()])
-def test_a_node_takes_four_messages_of_each_and_none_when_it_ends(strategy):
+def test_a_node_accepts_four_messages_per_node_and_none_at_its_end(strategy):
   machine = _make(strategy)
   outcomes = [machine.on_message(_message()) for _ in range(4 * NUM_NODES + 2)]
   assert outcomes[:-2] == [Outcome.TAKEN] * 4 * NUM_NODES
@@ -220,7 +222,7 @@ def test_a_node_takes_four_messages_of_each_and_none_when_it_ends(strategy):
   assert machine.on_message(_message()) == Outcome.DONE
 
 
-def test_who_is_done_keeps_everything_and_takes_no_mass_of_the_slower():
+def test_a_node_that_is_done_refuses_mass_of_slower_nodes():
   push, push_sum = _make(gossip.Push()), _make(gossip.PushSum())
   for machine in (push, push_sum):
     machine.on_step(8)
@@ -233,7 +235,7 @@ def test_who_is_done_keeps_everything_and_takes_no_mass_of_the_slower():
   assert push_sum.on_message(equal) == Outcome.TAKEN
 
 
-def test_nothing_changes_where_nobody_has_mass():
+def test_a_mix_without_any_mass_changes_nothing():
   machine = _make(gossip.PushSum())
   machine.mass = 0.0
   message = _message(share=0.0)
@@ -273,6 +275,7 @@ def test_means_are_numbered():
 
 @every_strategy
 def test_a_joiner_takes_over_weights_and_step_and_no_mass(name):
+  """Its schedule continues that of its peer, and no mass is created."""
   machine = _make(STRATEGIES[name])
   (ask,) = machine.on_join()
   reply = gossip.Reply(ask.peer, Outcome.TAKEN, version=30, step=20)
@@ -300,7 +303,7 @@ def test_a_joiner_asks_one_after_another():
 
 
 class Masses(stateful.RuleBasedStateMachine):
-  """Push-sum: whatever happens, mass is never made, and none is lost unseen.
+  """Push-sum: mass is never created, and all lost mass is accounted for.
 
   Machines are driven by hand. A node's last record is what a real one would
   have written; a restart goes on from that.
@@ -382,17 +385,3 @@ Masses.TestCase.settings = hypothesis.settings(
   max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
 )
 test_mass_is_never_made = Masses.TestCase
-
-
-def test_a_strategy_of_ones_own_needs_one_method():
-  class LonelyNode(gossip.PeerNode):
-    def exchange(self, step):
-      return ()
-
-  @dataclasses.dataclass(frozen=True)
-  class Lonely(gossip.PeerStrategy):
-    node_class = LonelyNode
-
-  assert _make(Lonely(period=2)).on_step(2) == ()
-  assert Lonely().name == 'lonely'
-  assert 'lonely(1)' in Lonely().describe()

@@ -35,15 +35,16 @@ SMOKES = {
     'Goal: at most 1.25 x: (met|missed), ': len(gossip_worker.STRATEGIES),
   },
   'import': {r'^all of jasgd +\d': 1},
+  'prediction': {
+    r'^(softsync|pull) +\w+ .* (within|OUTSIDE) ': 2 + 3,
+  },
   'server': {
     r'^(unix|our \w+) +[\d.]+ .* 0$': 4,
     r'^our \w+ +wait \d+%, ': 3,
     'GB/s: ': 1,
     r'^our (memory|flight): \d+ updates/s for 1 s, .* 0 refused, 0 wrong': 2,
   },
-  'simulator': {
-    r'^[a-z].* [\d,]+$': len(simulator.STRATEGIES) + len(simulator.ROWS)
-  },
+  'simulator': {r'^[a-z].* [\d,]+ +[\d.]+$': len(simulator.ROWS)},
   'stragglers': {'^(pull|allreduce)(-disturbed)? +\\d': 4, '^Goal: ': 2},
   'training': {
     r'^1 +lenet +16 +(0|scan) ': 2,

@@ -42,6 +42,6 @@ def test_four_devices_are_used_and_a_killed_run_goes_on(processes, tmp_path):
     for folder in (calm, killed)
   ]
   assert results[0] == results[1]
-  assert results[0]['test/accuracy'] > 0.8
+  assert results[0]['metrics']['test/accuracy'] > 0.8
   trees.assert_same_bits(jasgd.load_params(calm), jasgd.load_params(killed))
   assert (calm / 'report.html').exists()

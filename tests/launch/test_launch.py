@@ -57,15 +57,15 @@ def test_simulate_writes_a_trace_and_pictures(tmp_path):
     'launch.simulate',
     '--config=configs/simulate_jain.py',
     f'--workdir={tmp_path}/work',
-    '--config.num_gradients=2000',
-    '--config.protocol.name=softsync',
-    '--config.protocol.n=4',
+    '--config.num_updates=500',
+    '--config.strategy.name=softsync',
+    '--config.strategy.n=4',
   )
   assert done.returncode == 0, done.stderr
   assert 'softsync(4)' in done.stdout
   trace = traces.Trace.load(tmp_path / 'work/trace')
-  assert trace.num_gradients == 2000
-  assert trace.header['config']['protocol']['name'] == 'softsync'
+  assert trace.num_updates == 500
+  assert trace.header['config']['strategy']['name'] == 'softsync'
   assert f'mean {trace.staleness[: 4 * trace.num_updates].mean():.2f}' in (
     done.stdout
   )
@@ -80,15 +80,15 @@ def test_simulate_refuses_a_bad_config(tmp_path):
     'launch.simulate',
     '--config=configs/simulate_jain.py',
     f'--workdir={tmp_path}',
-    '--config.protocol.name=hardsink',
+    '--config.strategy.name=hardsink',
     '--config.time.arguments=(-1.0, 0.2)',
-    '--config.num_gradients=0',
+    '--config.num_updates=-1',
   )
   assert done.returncode == 1
   for problem in (
-    "Unknown protocol 'hardsink'. Known: asynchronous",
+    "Unknown strategy 'hardsink'. Known: asynchronous",
     'mean must be finite and above 0, got -1.0',
-    'num_gradients must be at least 1, got 0',
+    'num_updates must be at least 0, got -1',
   ):
     assert problem in done.stdout + done.stderr
 
@@ -100,15 +100,15 @@ def test_simulate_nodes_writes_traces_and_pictures(tmp_path):
     'launch.simulate',
     '--config=configs/simulate_gossip.py',
     f'--workdir={tmp_path}/work',
-    '--config.num_steps=50',
+    '--config.num_updates=800',
     '--config.strategy.name=pairs',
     '--config.strategy.peers=random_matching',
     '--config.failures.mean_time_between=40',
   )
   assert done.returncode == 0, done.stderr
   assert 'pairs(1)' in done.stdout
-  trace = traces.NodeTrace.load(tmp_path / 'work/trace')
-  ends = trace.records[trace.records['kind'] == traces.NodeKind.END]
+  trace = traces.Trace.load(tmp_path / 'work/trace')
+  ends = trace.records[trace.records['kind'] == traces.Kind.END]
   assert set(ends['step'].tolist()) == {50}  # Some are dead by then.
   assert trace.header['config']['strategy']['peers'] == 'random_matching'
   for name in ('ages.png', 'timeline.png'):

@@ -1,4 +1,4 @@
-"""Real servers and learners by the command line, as people run them."""
+"""Real runs by the command line, as people run them."""
 
 import io
 import json
@@ -6,29 +6,40 @@ import os
 import re
 import signal
 
+import jax
 import numpy as np
 import pytest
 
+import jasgd
 from jasgd import experiment
 from jasgd import protocols
-from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
+from tests import marks
+from tests.experiment import test_real_nodes as nodes
 
-QUICK = '--config=tests/launch/quick_config.py'
+NUM_NODES = nodes.NUM_NODES
 LONG = '--config.num_updates=1000000'
-NUMBER = r'\d[\d.e-]*'
-LINE = re.compile(
-  rf'^clock \d+/\d+ \d+%  {NUMBER}/s  (ETA|took) \w+  '
+NUMBER = r'-?\d[\d.e-]*'
+SERVER_LINE = re.compile(
+  rf'^clock (\d+)/\1 100%  {NUMBER}/s  took \w+  '
   rf'staleness {NUMBER} \(max \d+\)  loss {NUMBER}  acc {NUMBER}  learners 2$',
+  re.MULTILINE,
+)
+NODES_LINE = re.compile(
+  rf'^steps (\d+)/\1 100%  {NUMBER}/s  took \w+  (age {NUMBER} \(max \d+\)  )?'
+  rf'loss {NUMBER}  acc {NUMBER}  nodes {NUM_NODES}$',
   re.MULTILINE,
 )
 
 
-def _train(processes, workdir, *arguments, **environment):
+def _train(processes, workdir, *flags, strategy='asynchronous'):
   return processes.start(
-    'launch.train', QUICK, f'--workdir={workdir}', *arguments, **environment
+    'launch.train',
+    f'--config=tests/launch/quick.py:{strategy}',
+    f'--workdir={workdir}',
+    *flags,
   )
 
 
@@ -38,12 +49,27 @@ def _replay(processes, workdir, code=0, **environment):
   ).wait(code)
 
 
+def _read_result(workdir):
+  return json.loads((workdir / 'result.json').read_text())
+
+
+def _damage_nodes(workdir):
+  """Changes the weight of a peer in one mix of one node."""
+  path = workdir / 'trace' / 'node-1'
+  trace = traces.Trace.load(workdir / 'trace')
+  records = trace.of_replica(1).copy()
+  rows = np.flatnonzero(records['kind'] == traces.Kind.MIX)
+  records['weight'][rows[len(rows) // 2]] *= 1.5
+  data = path.read_bytes()
+  path.write_bytes(data[: -records.nbytes] + records.tobytes())
+
+
 def _damage(workdir, change):
   """Changes the applied gradients in a trace's file."""
   path = workdir / 'trace'
   records = traces.Trace.load(path).records.copy()
   rows = np.flatnonzero(
-    (records['kind'] == traces.Kind.GRADIENT)
+    (records['kind'] == traces.Kind.PUSH)
     & (records['fate'] == protocols.Fate.APPLIED)
   )
   clock = change(records, rows)
@@ -58,34 +84,45 @@ def _change_a_step(records, rows):
 
 
 def _swap_learners(records, rows):
-  learners = records['learner'][rows]
+  learners = records['worker'][rows]
   (first, *_) = 100 + np.flatnonzero(learners[100:-1] != learners[101:])
-  for name in ('learner', 'step', 'read_clock'):
+  for name in ('worker', 'step', 'read_version'):
     records[name][rows[first : first + 2]] = records[name][
       rows[first : first + 2]
     ][::-1]
   return first + 1
 
 
-def test_a_run_to_its_end(processes, tmp_path):
+def _check_result(workdir, output, clock):
+  """Everything in result.json was printed; the report is there."""
+  result = _read_result(workdir)
+  assert result['clock'] == clock
+  assert not result['lost']
+  for name in ('clock', *result['metrics']):
+    assert re.search(rf'^{name} ', output, re.MULTILINE), name
+  assert result['end_reason'] in output
+  assert 'processes start and compile' in output
+  assert 'Lost on the way' not in output
+  return result['metrics'], (workdir / 'report.html').read_text()
+
+
+def test_a_server_to_its_end(processes, tmp_path):
   output = _train(processes, tmp_path, '--config.num_updates=200').wait()
   assert output.startswith('asynchronous: the server updates with every')
-  assert LINE.search(output), output
+  assert SERVER_LINE.search(output), output
   assert not processes.find()
-  result = json.loads((tmp_path / 'result.json').read_text())
-  assert result['clock'] == 200
-  assert result['end_reason'] == 'All 200 updates were made.'
-  assert result['test/accuracy'] > 0.7
-  for name in result:
-    assert re.search(rf'^{name} ', output, re.MULTILINE), name
-  assert '<html' in (tmp_path / 'report.html').read_text()
+  metrics, page = _check_result(tmp_path, output, 200)
+  assert 'All 200 updates were made.' in output
+  assert metrics['test/accuracy'] > 0.7
+  assert '<html' in page
   trace = traces.Trace.load(tmp_path / 'trace')
   assert trace.num_updates == 200
   provenance = json.loads((tmp_path / 'provenance.json').read_text())
   assert provenance == trace.header
   assert not (tmp_path / 'server.json').exists()
   said = _replay(processes, tmp_path)
-  assert 'Bit-identical: the replay of 200 updates' in said
+  assert 'Bit-identical: ' in said
+  assert 'checkpoints of the server (version 200)' in said
   original = (tmp_path / 'trace').read_bytes()
   clock = _damage(tmp_path, _swap_learners)
   found = experiment.verify(tmp_path, stream=io.StringIO())
@@ -93,8 +130,49 @@ def test_a_run_to_its_end(processes, tmp_path):
   (tmp_path / 'trace').write_bytes(original)
   clock = _damage(tmp_path, _change_a_step)
   said = _replay(processes, tmp_path, 1, NPROC=str(live.NUM_THREADS))
-  assert f'the first weights that differ are those of clock {clock}, ' in said
-  assert live.Run(tmp_path).go_on() == result  # There is nothing to do.
+  assert 'Different: the server; the largest difference is' in said
+  assert f'first weights that differ are those of clock {clock}, ' in said
+  result = live.Run(tmp_path).go_on()  # There is nothing to do.
+  assert result.metrics == metrics
+
+
+@pytest.mark.parametrize(
+  'strategy', marks.slow_but(['pull', 'elastic', 'allreduce'], 'pull')
+)
+def test_nodes_to_their_end(strategy, processes, tmp_path):
+  output = _train(processes, tmp_path, strategy=strategy).wait()
+  assert NODES_LINE.search(output), output
+  assert not processes.find()
+  metrics, page = _check_result(tmp_path, output, 100 * NUM_NODES)
+  assert ('gossip/age_mean' in metrics) == (strategy != 'allreduce')
+  assert ('gossip/lag_mean' in metrics) == (strategy == 'pull')
+  groups = {'test', 'local', 'centre'} if strategy == 'elastic' else {'test'}
+  for group in groups:
+    assert metrics[f'{group}/accuracy'] > 0.8
+  assert 'Traffic' in page
+  assert ('centre' in page) == (strategy == 'elastic')
+  # Evaluations on the way are of the steps that they name.
+  columns = workdirs.read_metrics(tmp_path)
+  assert np.all(np.diff(columns['clock']) > 0)
+  assert np.all(np.diff(columns['test/loss']))
+  assert columns['test/loss'][-1] == metrics['test/loss']
+  # The weights are the mean of the nodes'.
+  own = [
+    workdirs.load_weights(tmp_path / 'nodes' / str(node))
+    for node in range(NUM_NODES)
+  ]
+  mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *own)
+  np.testing.assert_allclose(
+    jasgd.load_params(tmp_path), mean[0], rtol=1e-5, atol=1e-6
+  )
+  said = _replay(processes, tmp_path)
+  assert 'Bit-identical: the replay gives the weights' in said
+  assert f'node {NUM_NODES - 1} (version ' in said
+  assert ('the centre (version ' in said) == (strategy == 'elastic')
+  if strategy == 'pull':
+    _damage_nodes(tmp_path)
+    said = _replay(processes, tmp_path, 1)
+    assert re.search('Different: .*node 1.*; the largest difference is', said)
 
 
 def _wait_for_clock(run, program, clock=20):
@@ -155,8 +233,8 @@ def test_a_killed_server_is_started_again(processes, tmp_path):
   _wait_for_clock(run, program)
   os.kill(run.get_server_pid(), signal.SIGKILL)
   output = program.wait()
-  assert re.search(r'The server was lost at clock \d+ \(exit code -9\)', output)
-  assert json.loads((tmp_path / 'result.json').read_text())['incarnation'] == 1
+  assert re.search(r'server was lost at clock \d+ \(exit code -9\)', output)
+  assert _read_result(tmp_path)['metrics']['server/num_restarts'] == 1
   assert run.check_replay() == 500
 
 
@@ -176,7 +254,7 @@ def test_nobody_waits_for_a_learner_that_dies_as_it_starts(processes, tmp_path):
   assert 'learner-1 was lost (exit code -9)' in output
   trace = traces.Trace.load(tmp_path / 'trace')
   assert trace.num_updates == 100
-  assert len(set(trace.learner.tolist())) == 1
+  assert len(set(trace.worker.tolist())) == 1
 
 
 @pytest.mark.slow
@@ -197,7 +275,7 @@ def test_a_lost_learner_can_end_the_run(processes, tmp_path):
   assert 'The same command goes on from clock' in output
   assert 'Traceback' not in output
   assert not processes.find()
-  assert run.go_on()['end_reason'] == 'All 500 updates were made.'
+  assert run.go_on().end_reason == 'All 500 updates were made.'
   assert run.check_replay() == 500
 
 
@@ -212,118 +290,91 @@ def test_a_run_that_diverges_says_why(processes, tmp_path):
   assert re.search(
     r'The loss diverged: the last \d+ gradients were not finite .*the mean '
     r'staleness was \d\.\d \(at most \d+\) and the rate 1e\+09. A rule of '
-    r'thumb: .*to be divided by the staleness, which the policy inverse does',
+    r'thumb: divide a rate .* by the staleness; the policy inverse does so',
     output,
   ), output
   assert 'Traceback' not in output
-  assert json.loads((tmp_path / 'result.json').read_text())['is_diverged']
+  assert _read_result(tmp_path)['is_diverged']
   assert live.Run(tmp_path).check_replay() < 100
 
 
-def test_usage_errors_take_a_line(processes, tmp_path):
-  folder = f'--workdir={tmp_path}/work'
-  cluster = '--config.runtime.mode=cluster'
-  cases = {
-    'A cluster has roles, and nothing else has': [folder, '--role=server'],
-    'a learner may give --server instead': [cluster, '--role=learner'],
-    'The deadline silence must be finite and at least 0.001': [
-      folder,
-      '--config.deadlines.silence=0.0',
-    ],
-    "Unknown runtime.wire 'pigeon'. Known: auto, memory, flight": [
-      folder,
-      '--config.runtime.wire=pigeon',
-    ],
-  }
-  programs = {
-    problem: processes.start('launch.train', QUICK, *arguments)
-    for problem, arguments in cases.items()
-  }
-  for problem, program in programs.items():
-    output = program.wait(1)
-    assert problem in output
-    assert output.endswith('\nSee --help.\n')
-    assert output.count('\n') <= 3, output
+CLUSTER = '--config.runtime.mode=cluster'
+BAD_FLAGS = [
+  (
+    'asynchronous',
+    ('--role=server',),
+    'Only processes of a cluster have roles: give --role=server or',
+  ),
+  ('asynchronous', (CLUSTER, '--role=learner'), 'may give --server instead'),
+  (
+    'asynchronous',
+    ('--config.deadlines.silence=0.0',),
+    'The deadline silence must be finite and at least 0.001',
+  ),
+  (
+    'asynchronous',
+    ('--config.runtime.wire=pigeon',),
+    "Unknown runtime.wire 'pigeon'. Known: auto, memory, flight",
+  ),
+  ('pull', (CLUSTER, '--role=server'), 'give --role=node or --role=centre or'),
+  ('pull', ('--node=1',), '--node is for --role=node, centre or watch'),
+  (
+    'pull',
+    (CLUSTER, '--role=node', '--node=9'),
+    'have the numbers 0 to 2, got 9',
+  ),
+]
+
+
+@pytest.mark.parametrize(
+  ('strategy', 'flags', 'problem'),
+  marks.slow_but(
+    BAD_FLAGS, ('asynchronous', ('--role=server',), BAD_FLAGS[0][2])
+  ),
+)
+def test_usage_errors_take_a_line(
+  strategy, flags, problem, processes, tmp_path
+):
+  folder = [] if '--role=learner' in flags else [f'--workdir={tmp_path}/work']
+  output = processes.start(
+    'launch.train',
+    f'--config=tests/launch/quick.py:{strategy}',
+    *folder,
+    *flags,
+  ).wait(1)
+  assert problem in output
+  assert output.endswith('\nSee --help.\n')
+  assert output.count('\n') <= 3, output
   assert not (tmp_path / 'work').exists()
 
 
 @pytest.mark.slow
-def test_a_cluster_loses_learners_and_servers(processes, tmp_path):
-  flags = [
-    '--config.runtime.mode=cluster',
-    '--config.runtime.checkpoint_seconds=0.2',
-    f'--config.server.port={runtime.find_free_port()}',
-    LONG,
-  ]
-  run = live.Run(tmp_path)
-
-  def start(role, *arguments, **environment):
-    return processes.start(
-      'launch.train', QUICK, *flags, f'--role={role}', *arguments, **environment
-    )
-
-  here = f'--workdir={tmp_path}'
-  server = start('server', here)
-  live.wait_until(run.get_server_pid, server)
-  address = workdirs.read_json(run.folder.server)['addresses']['flight']
-  token = run.folder.token.read_text()
-  there = f'--server={address.rpartition("//")[2]}'
-  first, second = start('learner', here), start('learner', here)
-  strangers = [
-    start('learner', there, JASGD_TOKEN=token[:-1]),
-    start('learner', there),
-  ]
-  third = start('learner', there, JASGD_TOKEN=token)
-  for stranger in strangers:
-    output = stranger.wait(1)
-    assert output == (
-      f'The server at {address} refused the token, or wants one.\n'
-    )
-  live.wait_until(lambda: _count_working(run) == 3, third)
-  commands = processes.find()
-  first.kill(signal.SIGKILL)
-  live.wait_until(lambda: run.get_status()['num_alive'] == 2, server)
-  _wait_for_clock(run, server, run.get_clock() + 20)
-  fourth = start('learner', here)
-  live.wait_until(lambda: _count_working(run) == 3, fourth)
-  _kill_server(run, server)
-  assert all(each.is_running for each in (second, third, fourth))
-  server = start('server', here)
-  live.wait_until(lambda: run.get_server_pid(incarnation=1), server)
-  live.wait_until(lambda: run.get_status()['num_alive'] == 3, server)
-  _wait_for_clock(run, server, run.get_clock() + 20)
-  commands |= processes.find()
-  server.kill(signal.SIGINT)
-  outputs = [each.wait() for each in (server, second, third, fourth)]
-  assert all('It was interrupted.' in output for output in outputs)
-  run.check_replay()
-  # The token is where it belongs, and nowhere else.
-  assert token not in ''.join(outputs)
-  assert not any(token.encode() in line for line in commands.values())
-  files = [path for path in tmp_path.rglob('*') if path.is_file()]
-  assert [path for path in files if token.encode() in path.read_bytes()] == [
-    tmp_path / 'token'
-  ]
-  assert (tmp_path / 'token').stat().st_mode & 0o777 == 0o600
-  log = (tmp_path / 'logs' / 'server.log').read_text()
-  assert re.search(r'W Learner \d left at clock \d+: its connection is', log)
+def test_the_config_of_the_readme(processes, tmp_path):
+  """Other strategies differ by one field, which the quick config has, too."""
+  output = processes.start(
+    'launch.train',
+    '--config=configs/gossip_digits.py:push_sum,smoke',
+    f'--workdir={tmp_path}',
+  ).wait()
+  assert re.search(r'^steps (\d+)/\1 100% .* nodes 4$', output, re.MULTILINE)
+  assert (tmp_path / 'report.html').exists()
+  assert 'the replay gives the weights' in _replay(processes, tmp_path)
 
 
-def _count_working(run):
-  """Learners whose gradients have been applied."""
-  status = run.get_status()
-  return sum(
-    each['num_applied'] > 0 and each['state'] != 'gone'
-    for each in status['learners'].values()
-  )
-
-
-def _kill_server(run, program):
-  """Kills a server, and the program that would start it again."""
-  program.kill(signal.SIGSTOP)
-  os.kill(run.get_server_pid(), signal.SIGKILL)
-  program.kill(signal.SIGKILL)
-  program.wait(-signal.SIGKILL)
+@pytest.mark.slow
+def test_nodes_that_were_stopped_go_on(processes, tmp_path):
+  """By SIGTERM, as early as can be; later ones are among the real nodes."""
+  program = _train(processes, tmp_path, strategy='pull')
+  live.wait_until(lambda: processes.find_children('node-0'), program)
+  program.kill(signal.SIGTERM)
+  output = program.wait()
+  assert re.search(r'^The same command goes on from clock \d+\.$', output, re.M)
+  assert 'Traceback' not in output
+  assert not processes.find()
+  assert not (tmp_path / 'result.json').exists()
+  output = _train(processes, tmp_path, strategy='pull').wait()
+  assert NODES_LINE.search(output), output
+  assert 'Bit-identical' in _replay(processes, tmp_path)
 
 
 @pytest.mark.slow

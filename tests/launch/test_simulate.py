@@ -8,15 +8,14 @@ import sys
 import pytest
 
 import jasgd
-from jasgd import experiment
 from jasgd import reports
 from jasgd import traces
 from launch import simulate
+from tests.experiment import cases
 
 pytestmark = pytest.mark.usefixtures('compile_once')
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-CONFIGS = {'a server': 'simulate_jain', 'nodes': 'simulate_gossip'}
 
 
 def _run(config, workdir, *flags):
@@ -37,25 +36,13 @@ def _run(config, workdir, *flags):
   )
 
 
-def _make(kind, path):
-  """What `trace` is in a workdir."""
-  if kind == 'nodes':
-    path.mkdir()
-    (path / 'node-0').write_text('kept')
-    return path / 'node-0'
-  path.write_text('kept')
-  return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('found', 'wanted'), [('a server', 'nodes'), ('nodes', 'a server')]
-)
-def test_a_workdir_with_the_other_kind_of_trace(found, wanted, tmp_path):
-  kept = _make(found, tmp_path / 'trace')
-  done = _run(CONFIGS[wanted], tmp_path)
+def test_the_trace_of_real_nodes_is_not_replaced(tmp_path):
+  kept = tmp_path / 'trace' / 'node-0'
+  kept.parent.mkdir()
+  kept.write_text('kept')
+  done = _run('simulate_jain', tmp_path)
   assert done.returncode == 1
-  message = f'holds a trace of {found}, and this one would be of {wanted}'
+  message = 'holds the trace of a real run of nodes: give another workdir'
   assert message in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
   assert 'wait' not in done.stdout  # It had not begun.
@@ -73,40 +60,28 @@ def test_a_workdir_that_cannot_be_made(below, tmp_path):
   assert 'wait' not in done.stdout
 
 
-def test_nobody_lives_to_see_a_gradient(tmp_path):
+def test_a_run_whose_workers_all_die_is_refused(tmp_path):
   done = _run(
     'simulate_jain',
     tmp_path,
-    '--config.protocol.num_learners=1',
-    '--config.failures.given=((0.1, 0),)',
+    '--config.num_workers=1',
+    '--config.failures.given=((5.5, 0),)',
   )
-  assert done.returncode == 0, done.stderr
-  assert '10000 more gradients were asked for' in done.stdout
-  trace = traces.Trace.load(tmp_path / 'trace')
-  assert trace.num_gradients == 0
-  assert len(trace) == 1
-  assert trace.header['jasgd'] == jasgd.__version__
-  for name in ('staleness.png', 'timeline.png'):
-    assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
+  assert done.returncode == 1
+  said = done.stdout + done.stderr
+  assert 'All learners were gone after 5 gradients' in said
+  assert 'Traceback' not in said
 
 
 @pytest.mark.parametrize(
-  ('config', 'plot', 'load'),
+  ('name', 'plot', 'load'),
   [
-    (
-      experiment.SimulationConfig(num_gradients=20),
-      'plot_staleness',
-      traces.Trace.load,
-    ),
-    (
-      experiment.NodeSimulationConfig(num_steps=2),
-      'plot_ages',
-      traces.NodeTrace.load,
-    ),
+    ('asynchronous', 'plot_staleness', traces.Trace.load),
+    ('pull', 'plot_ages', traces.Trace.load),
   ],
 )
 def test_the_trace_is_saved_before_anything_is_drawn(
-  config, plot, load, tmp_path, monkeypatch
+  name, plot, load, tmp_path, monkeypatch
 ):
   class Flag:
     def __init__(self, value):
@@ -115,9 +90,13 @@ def test_the_trace_is_saved_before_anything_is_drawn(
   def fail(*arguments):
     raise MemoryError(arguments)
 
+  config = cases.make_config(name)
   monkeypatch.setattr(simulate, '_CONFIG', Flag(config))
   monkeypatch.setattr(simulate, '_WORKDIR', Flag(tmp_path))
   monkeypatch.setattr(reports, plot, fail)
   with pytest.raises(MemoryError):
     simulate.main()
-  assert len(load(tmp_path / 'trace'))
+  trace = load(tmp_path / 'trace')
+  assert len(trace)
+  assert trace.header['jasgd'] == jasgd.__version__
+  assert trace.header['config']['strategy']['name'] == name

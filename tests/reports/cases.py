@@ -33,7 +33,7 @@ def simulate(name='softsync', num_gradients=120):
     return jasgd.simulate(protocol, num_gradients=num_gradients)
   return jasgd.simulate(
     protocol,
-    num_learners=6,
+    num_workers=6,
     num_gradients=num_gradients,
     compute=simulation.normal(1.0, 0.2),
     network=simulation.Network(latency=0.05),
@@ -41,10 +41,10 @@ def simulate(name='softsync', num_gradients=120):
 
 
 def simulate_nodes(num_nodes=4):
-  return simulation.simulate_nodes(
+  return jasgd.simulate(
     gossip.Pull(),
-    num_nodes=num_nodes,
-    num_steps=10,
+    num_workers=num_nodes,
+    num_gradients=10 * num_nodes,
     compute=simulation.normal(1.0, 0.2),
     network=simulation.Network(latency=0.1),
   )
@@ -149,7 +149,7 @@ def simulate_real(protocol=None, is_over=True, has_faults=True):
   """A trace as a real server writes it: joins, faults, a restart, the end."""
   trace = jasgd.simulate(
     protocols.softsync(2) if protocol is None else protocol,
-    num_learners=4,
+    num_workers=4,
     num_gradients=200,
     compute=simulation.gamma(1.0, 20.0),
     network=simulation.Network(latency=0.05, server_time=0.01),
@@ -170,42 +170,42 @@ def simulate_real(protocol=None, is_over=True, has_faults=True):
   return traces.Trace(_renumber(np.concatenate(parts)), header)
 
 
-def _make_members(kind, number, time):
+def _make_members(kind, number, time, clock=0):
   return traces.make_records(
     kind=kind,
-    learner=np.arange(number),
-    arrive_time=time,
+    worker=np.arange(number),
+    clock=clock,
+    end_time=time,
     release_time=time,
     start_time=time,
-    read_clock=-1,
+    read_version=-1,
   )
 
 
 def _make_faults(records):
   """Five void gradients, a restart, and two gradients that cannot be used."""
   last = records[-1]
-  time, clock = float(last['arrive_time']), int(last['arrive_clock'])
+  time, clock = float(last['end_time']), int(last['version'] - last['updates'])
   void = records[-5:].copy()
   restart = traces.make_records(
     kind=traces.Kind.RESTART,
     incarnation=1,
-    step=-1,  # As `_renumber` will have it.
-    read_clock=clock,
-    arrive_clock=clock,
+    worker=-1,
+    read_version=clock,
+    version=clock,
     start_time=np.nan,
-    arrive_time=time + 1,
+    end_time=time + 1,
     release_time=np.nan,
   )
   unused = traces.make_records(
     fate=[traces.Fate.LOST_HISTORY, traces.Fate.NOT_FINITE],
     incarnation=1,
-    learner=[0, 3],
+    worker=[0, 3],
     step=1000,
-    read_clock=[clock + 3, clock],  # The first is of weights that are lost.
-    arrive_clock=clock,
-    apply_clock=-1,
+    read_version=[clock + 3, clock],  # The first is of weights that are lost.
+    clock=clock,
     start_time=np.nan,
-    arrive_time=time + 2,
+    end_time=time + 2,
     release_time=np.nan,
   )
   return void, restart, unused
@@ -214,31 +214,30 @@ def _make_faults(records):
 def _make_end(records):
   """The end, what arrives after it, and that everybody leaves."""
   last = records[-1]
-  time, clock = float(last['arrive_time']) + 3, int(last['arrive_clock']) + 1
+  time, clock = float(last['end_time']) + 3, int(last['version'])
   incarnation = 1
   end = traces.make_records(
     kind=traces.Kind.END,
     incarnation=incarnation,
-    read_clock=clock,
-    arrive_clock=clock,
-    apply_clock=-1,
+    worker=-1,
+    read_version=clock,
+    clock=clock,
     start_time=np.nan,
-    arrive_time=time,
+    end_time=time,
     release_time=np.nan,
   )
   late = traces.make_records(
     fate=traces.Fate.AFTER_END,
     incarnation=incarnation,
-    learner=[0, 3],
-    read_clock=clock,
-    arrive_clock=clock,
-    apply_clock=-1,
+    worker=[0, 3],
+    read_version=clock,
+    clock=clock,
     start_time=time - 1,
     compute_time=1.0,
-    arrive_time=time + 1,
+    end_time=time + 1,
     release_time=np.nan,
   )
-  leaves = _make_members(traces.Kind.LEAVE, 4, time + 1)
+  leaves = _make_members(traces.Kind.LEAVE, 4, time + 1, clock)
   leaves['incarnation'] = incarnation
   return end, late, leaves
 
@@ -246,5 +245,5 @@ def _make_end(records):
 def _renumber(records):
   """Restarts name the record before the five that they make void."""
   for index in np.flatnonzero(records['kind'] == traces.Kind.RESTART):
-    records['step'][index] = index - 6
+    records['stands'][index] = index - 6
   return records

@@ -1,5 +1,7 @@
 """Pictures of metrics and of staleness: which lines there are, and where."""
 
+import dataclasses
+
 from matplotlib import figure as mpl_figure
 import numpy as np
 import pytest
@@ -7,10 +9,10 @@ import pytest
 from jasgd import reports
 from jasgd import traces
 from jasgd.reports import _curves
-from jasgd.reports import _histograms
-from jasgd.reports import _pictures
+from jasgd.reports import _figures
 from jasgd.reports import _runs
-from jasgd.reports import _shares
+from jasgd.reports import _staleness
+from jasgd.reports import _workers
 from tests.reports import cases
 
 
@@ -28,7 +30,7 @@ def _get_lines(axes, style):
 
 def test_each_quantity_against_epoch_and_time(tmp_path):
   run = _read(tmp_path, cases.make_lines())
-  figure = _curves.draw_curves([run], ['run'])
+  figure = _curves.draw_curves([run])
   grid = np.reshape(figure.axes, (-1, 2))
   assert [row[0].get_ylabel() for row in grid] == [
     'loss',
@@ -51,7 +53,7 @@ def test_each_quantity_against_epoch_and_time(tmp_path):
 
 def test_without_epochs_and_time_the_clock(tmp_path):
   run = _read(tmp_path, [(10, {'train/loss': 1.0}), (20, {'train/loss': 0.5})])
-  (axes,) = _curves.draw_curves([run], ['run']).axes
+  (axes,) = _curves.draw_curves([run]).axes
   assert axes.get_xlabel() == 'clock'
   assert axes.lines[0].get_xdata().tolist() == [10, 20]
 
@@ -60,14 +62,16 @@ def test_without_epochs_and_time_the_clock(tmp_path):
   'lines', [[], [(1, {'other/metric': 1.0})], [(1, {'train/loss': np.nan})]]
 )
 def test_nothing_to_draw(lines, tmp_path):
-  assert _curves.draw_curves([_read(tmp_path, lines)], ['run']) is None
+  assert _curves.draw_curves([_read(tmp_path, lines)]) is None
 
 
 def test_several_runs_share_axes_and_the_one_that_diverged_is_marked(tmp_path):
   lines = list(cases.make_lines())
   bad = [*lines[:2], (30, {'epoch': 1.5, 'train/loss': float('nan')})]
-  runs = [_read(tmp_path / 'a', lines), _read(tmp_path / 'b', bad)]
-  figure = _curves.draw_curves(runs, ['good', 'bad'])
+  for name, rows in (('good', lines), ('bad', bad)):
+    cases.write_run(tmp_path / name, {}, lines=rows)
+  runs = _runs.read_runs([tmp_path / 'good', tmp_path / 'bad'])
+  figure = _curves.draw_curves(runs)
   texts = [text.get_text() for text in figure.legends[0].get_texts()]
   assert texts == ['good', 'bad', 'diverged']
   lines = _get_lines(figure.axes[0], '-')
@@ -90,20 +94,20 @@ def test_several_runs_share_axes_and_the_one_that_diverged_is_marked(tmp_path):
 )
 def test_scales(losses, scale, tmp_path):
   rows = [(clock, {'train/loss': loss}) for clock, loss in enumerate(losses, 1)]
-  (axes,) = _curves.draw_curves([_read(tmp_path, rows)], ['run']).axes
+  (axes,) = _curves.draw_curves([_read(tmp_path, rows)]).axes
   assert axes.get_yscale() == scale
 
 
 @pytest.mark.parametrize('number', [1, 8, 9, 40])
 def test_every_run_has_a_colour_of_its_own(number):
-  assert len({*_curves.pick_colors(number)}) == number
+  assert len({*_figures.pick_colors(number)}) == number
 
 
 def test_staleness_of_several_runs():
   labelled = [
     (cases.simulate(name), name) for name in ('hardsync', 'softsync', 'backup')
   ]
-  figure = _histograms.draw_histograms(labelled)
+  figure = _staleness.draw_several(labelled)
   outlines = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
   for outline, (trace, name) in zip(outlines, labelled, strict=True):
     histogram = traces.summarize(trace).staleness.histogram
@@ -120,7 +124,7 @@ def test_staleness_of_several_runs():
 def test_staleness_of_one_run_applied_and_dropped(name):
   trace = cases.simulate(name)
   summary = traces.summarize(trace)
-  axes = _pictures.draw_staleness(trace).axes[0]
+  axes = reports.plot_staleness(trace).axes[0]
   heights = sum(patch.get_height() for patch in axes.patches)
   assert heights == summary.num_gradients
   assert f'mean {summary.staleness.mean:.2f}, ' in axes.get_title()
@@ -147,29 +151,29 @@ def test_a_trace_without_gradients(plot, tmp_path):
 def test_shares_of_learners(num_learners, tmp_path):
   clocks = np.arange(3 * num_learners)
   records = traces.make_records(
-    learner=clocks * clocks % num_learners,
-    apply_clock=clocks,
+    worker=clocks * clocks % num_learners,
+    clock=clocks,
     compute_time=1.0,
-    arrive_time=2.0,
+    end_time=2.0,
   )
-  trace = traces.Trace(records, {'num_learners': num_learners})
+  trace = traces.Trace(records, {'num_workers': num_learners})
   run = _runs.read_run(cases.write_run(tmp_path, {}, trace))
-  shares = _shares.measure_shares(run)
-  learners = traces.summarize(trace).learners
-  expected = learners.num_applied / len(clocks)
-  assert shares.work == pytest.approx(expected)
-  assert shares.times['computes'] == pytest.approx(learners.times.busy / 2)
-  left, _ = _shares.draw_learners([run], ['run']).axes
-  if num_learners <= 64:
-    heights = [patch.get_height() for patch in left.patches]
-  else:
-    heights = left.patches[0].get_data().values
-  assert heights == pytest.approx(expected)
+  workers = traces.summarize(trace).workers
+  left, right = _workers.draw_workers([run]).axes
+  for axes, expected in (
+    (left, workers.num_applied / len(clocks)),
+    (right, workers.times.busy / 2),
+  ):
+    if num_learners <= 64:
+      heights = [bar.get_height() for bar in axes.patches[:num_learners]]
+    else:
+      heights = axes.patches[0].get_data().values
+    assert heights == pytest.approx(expected)
 
 
 def test_shares_without_a_trace(tmp_path):
   run = _read(tmp_path, cases.make_lines())
-  assert _shares.draw_learners([run], ['run']) is None
+  assert _workers.draw_workers([run]) is None
 
 
 def test_a_long_label_does_not_squeeze_the_axes(tmp_path):
@@ -178,8 +182,10 @@ def test_a_long_label_does_not_squeeze_the_axes(tmp_path):
     for name in ('a', 'b')
   ]
   figures = [
-    _shares.draw_learners(runs, labels)
-    for labels in (['a', 'b'], ['a' * 150] * 2)
+    _workers.draw_workers(
+      [dataclasses.replace(run, label=label) for run in runs]
+    )
+    for label in ('a', 'a' * 150)
   ]
   widths = [_measure_width(figure) for figure in figures]
   assert widths[0] == pytest.approx(widths[1], rel=0.01)

@@ -3,7 +3,7 @@
 import pytest
 
 from jasgd import reports
-from jasgd.reports import _curves
+from jasgd.reports import _figures
 from jasgd.reports import _formats
 from jasgd.reports import _heat_maps
 
@@ -32,7 +32,7 @@ def _read_panel(axes):
 
 def test_cells_panels_and_order():
   rows = _make_rows()
-  figure = _heat_maps.draw_heat_map(rows, X, Y, VALUE, PANEL)
+  figure = reports.plot_heat_map(rows, x=X, y=Y, panels=PANEL)
   panels = figure.axes[:2]
   assert [axes.get_title() for axes in panels] == [
     f'{PANEL} = 0',
@@ -53,7 +53,7 @@ def test_cells_panels_and_order():
 
 
 def test_one_panel_without_a_setting_for_it():
-  figure = _heat_maps.draw_heat_map(_make_rows((0,)), X, Y, VALUE, None)
+  figure = reports.plot_heat_map(_make_rows((0,)), x=X, y=Y)
   assert not figure.axes[0].get_title()
   assert len(figure.axes) == 2  # The other is the bar of colours.
 
@@ -61,7 +61,7 @@ def test_one_panel_without_a_setting_for_it():
 @pytest.mark.parametrize('num_panels', [1, 2, 3, 4, 7])
 def test_panels_that_are_left_over_are_empty(num_panels):
   rows = _make_rows(range(num_panels))
-  figure = _heat_maps.draw_heat_map(rows, X, Y, VALUE, PANEL)
+  figure = reports.plot_heat_map(rows, x=X, y=Y, panels=PANEL)
   drawn = [axes for axes in figure.axes[:-1] if axes.axison]
   assert len(drawn) == num_panels
 
@@ -70,7 +70,7 @@ def test_missing_cells_are_hatched():
   rows = _make_rows((0,))
   rows[0][VALUE] = None  # Batch 128 at rate 0.1: not finished.
   del rows[3][VALUE]  # Batch 64 at rate 0.01.
-  axes = _heat_maps.draw_heat_map(rows, X, Y, VALUE, None).axes[0]
+  axes = reports.plot_heat_map(rows, x=X, y=Y).axes[0]
   hatched = {
     (round(patch.get_y() + 0.5), round(patch.get_x() + 0.5))
     for patch in axes.patches
@@ -93,9 +93,9 @@ def test_missing_cells_are_hatched():
 def test_diverged_cells_are_crossed(change, text):
   rows = _make_rows((0,))
   rows[0] |= change
-  axes = _heat_maps.draw_heat_map(rows, X, Y, VALUE, None).axes[0]
+  axes = reports.plot_heat_map(rows, x=X, y=Y).axes[0]
   (cross,) = axes.lines
-  assert cross.get_color() == _curves.DIVERGED_COLOR
+  assert cross.get_color() == _figures.DIVERGED_COLOR
   (x,), (y,) = cross.get_data()
   assert (round(y), round(x)) == (1, 1)
   assert _read_panel(axes)[1, 1] == text
@@ -112,14 +112,14 @@ def test_repeats_are_averaged_and_one_that_diverged_is_told():
 
 def test_only_runs_that_diverged():
   rows = [{X: 1, Y: 2, VALUE: 'nan'}]
-  figure = _heat_maps.draw_heat_map(rows, X, Y, VALUE, None)
+  figure = reports.plot_heat_map(rows, x=X, y=Y)
   assert len(figure.axes[0].lines) == 1
 
 
 @pytest.mark.parametrize('value', ['test/accuracy', 'test/loss'])
 def test_brighter_is_better(value):
   rows = [{X: 1, Y: rate, value: rate} for rate in (0.1, 0.9)]
-  axes = _heat_maps.draw_heat_map(rows, X, Y, value, None).axes[0]
+  axes = reports.plot_heat_map(rows, x=X, y=Y, value=value).axes[0]
   light = [sum(patch.get_facecolor()[:3]) for patch in axes.patches]
   assert (light[0] < light[1]) == (value == 'test/accuracy')
   inks = [text.get_color() for text in axes.texts]
@@ -134,7 +134,7 @@ def test_settings_that_are_no_numbers():
     for batch in ([1, 2], [0])
     for name in ('sgd', 'adam')
   ]
-  axes = _heat_maps.draw_heat_map(rows, X, Y, VALUE, None).axes[0]
+  axes = reports.plot_heat_map(rows, x=X, y=Y).axes[0]
   ticks = [label.get_text() for label in axes.get_yticklabels()]
   assert ticks == ['sgd', 'adam']
   assert len(axes.texts) == 4

@@ -10,8 +10,6 @@ from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
 from jasgd.reports import _curves
-from jasgd.reports import _node_pictures
-from jasgd.reports import _node_rates
 from jasgd.reports import _runs
 from tests.reports import cases
 
@@ -21,10 +19,10 @@ SIZE = 1000.0  # Bytes of the weights.
 def _simulate(strategy, *, slowest=1.0, num_nodes=4, latency=0.0):
   """The second half of the nodes is slower by a factor."""
   half = num_nodes // 2
-  return simulation.simulate_nodes(
+  return simulation.simulate(
     strategy,
-    num_nodes=num_nodes,
-    num_steps=40,
+    num_workers=num_nodes,
+    num_gradients=40 * num_nodes,
     compute=simulation.with_speeds(
       simulation.constant(),
       [1.0] * half + [1 / slowest] * (num_nodes - half),
@@ -48,11 +46,11 @@ def test_slow_nodes_hold_up_only_an_all_reduce(strategy, slow, tmp_path):
     _write(tmp_path / f'{slowest}', _simulate(strategy, slowest=slowest), s=n)
     for n, slowest in enumerate((1.0, 3.0))
   ]
-  rates = _node_rates.measure_step_rates(_runs.read_run(runs[1]).trace)
+  rates = reports.measure_step_rates(_runs.read_run(runs[1]).trace)
   np.testing.assert_allclose(rates, [slow, slow, 1 / 3, 1 / 3])
   page = cases.Page(reports.write_report(runs, tmp_path / 'both.html'))
-  assert page.column('Steps per second', 1) == dict.fromkeys('0123', '1')
-  disturbed = page.column('Steps per second', 2)
+  assert page.column('Gradients per second', 1) == dict.fromkeys('0123', '1')
+  disturbed = page.column('Gradients per second', 2)
   fast = '1 (100%)' if slow == 1 else '0.3333 (33%)'
   assert disturbed == {
     **dict.fromkeys('01', fast),
@@ -62,17 +60,19 @@ def test_slow_nodes_hold_up_only_an_all_reduce(strategy, slow, tmp_path):
 
 
 def test_rates_leave_out_the_time_before_the_first_step():
-  records = np.zeros(4, traces.NODE_RECORD)
-  records['node'] = [0, 0, 0, 1]
-  records['end_time'] = [100.0, 101.0, 102.0, 5.0]
-  trace = traces.NodeTrace(records, {'num_nodes': 3})
-  rates = _node_rates.measure_step_rates(trace)
+  records = traces.make_records(
+    kind=traces.Kind.STEP,
+    worker=[0, 0, 0, 1],
+    end_time=[100.0, 101.0, 102.0, 5.0],
+  )
+  trace = traces.Trace(records, {'num_workers': 3})
+  rates = reports.measure_step_rates(trace)
   np.testing.assert_array_equal(rates, [1.0, np.nan, np.nan])
 
 
 def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
   """Both stop at 3 and are back at 50 and 51; then only one of them dies."""
-  restart, step = traces.NodeKind.RESTART, traces.NodeKind.STEP
+  restart, step = traces.Kind.RESTART, traces.Kind.STEP
   rows = [
     *[(node, step, end) for end in (1.0, 2.0, 3.0) for node in (0, 1)],
     *[(0, restart, 50.0), (1, restart, 51.0)],
@@ -80,18 +80,21 @@ def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
     *[(0, step, 54.0), (0, step, 55.0), (1, restart, 55.0)],
     *[(node, step, 56.0) for node in (0, 1)],
   ]
-  records = np.zeros(len(rows), traces.NODE_RECORD)
-  for name, column in zip(
-    ('node', 'kind', 'end_time'), zip(*rows, strict=True), strict=True
-  ):
-    records[name] = column
-  records['start_time'] = records['end_time'] - 1
-  trace = traces.NodeTrace(records, {'num_nodes': 2, 'is_recorded': True})
-  back_at, seconds = traces.find_downtimes(trace)
+  node, kind, end = zip(*rows, strict=True)
+  records = traces.make_records(
+    kind=kind,
+    replica=node,
+    worker=node,
+    start_time=np.array(end) - 1,
+    end_time=end,
+    updates=1,
+  )
+  trace = traces.Trace(records, {'num_workers': 2, 'is_recorded': True})
+  back_at, seconds = traces.statistics.find_downtimes(trace)
   assert back_at.tolist() == [50.0, 51.0, 55.0]
   assert seconds.tolist() == [47.0, 1.0, 0.0]
   # From 1 to 56, without 48.
-  rates = _node_rates.measure_step_rates(trace)
+  rates = reports.measure_step_rates(trace)
   np.testing.assert_allclose(rates, [7 / 7, 5 / 7])
   run = _runs.read_run(_write(tmp_path, _simulate(gossip.Pull())))
   run = dataclasses.replace(run, trace=trace)
@@ -105,7 +108,7 @@ def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
     (gossip.AllReduce(), 1.5, 3.0, None),
     (gossip.AllReduce(period=2), 0.75, 1.5, None),
     (gossip.Elastic(), 1.0, 2.0, 8.0),
-    (gossip.Pull(peers=gossip.ring(4)), 2.0, 4.0, None),
+    (gossip.Pull(peers=gossip.topologies.ring(4)), 2.0, 4.0, None),
   ],
 )
 def test_traffic_beside_that_of_a_server(
@@ -115,8 +118,8 @@ def test_traffic_beside_that_of_a_server(
   traffic = cases.Page(reports.write_report(run)).column('Traffic')
   values = {name: float(text) for name, text in traffic.items()}
   assert values['the weights'] == 1.0  # kB.
-  assert values['sent by a node, per step'] == pytest.approx(sent)
-  assert values['received by a node, per step'] == pytest.approx(sent)
+  assert values['sent by a node, per gradient'] == pytest.approx(sent)
+  assert values['received by a node, per gradient'] == pytest.approx(sent)
   assert values["through the busiest node's link, per round"] == pytest.approx(
     busiest
   )
@@ -145,7 +148,7 @@ def test_curves_of_elastic_averaging_have_centre_and_nodes(tmp_path):
     for clock in (1, 2, 4)
   ]
   cases.write_run(tmp_path, {'strategy': {'name': 'elastic'}}, trace, lines)
-  figure = _curves.draw_curves([_runs.read_run(tmp_path)], ['run'])
+  figure = _curves.draw_curves([_runs.read_run(tmp_path)])
   labels = [axes.get_ylabel() for axes in figure.axes]
   assert labels == ['loss', 'consensus error', 'age of mixes', 'lag of mixes']
   assert len(figure.axes[0].lines) == 4
@@ -156,14 +159,50 @@ def test_curves_of_elastic_averaging_have_centre_and_nodes(tmp_path):
   assert 'with 160 steps' in page.paragraphs[0]
 
 
+class _NeighbourNode(gossip.PeerNode):
+  def exchange(self, step):
+    return [gossip.Ask((self.node + 1) % self.num_nodes)]
+
+  def on_replies(self, replies):
+    return [gossip.Mix(0.9, ((replies[0], 0.1),))]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Neighbour(gossip.PeerStrategy):
+  node_class = _NeighbourNode
+
+
+def test_an_own_strategy_of_real_nodes(tmp_path):
+  trace = _record(_simulate(_Neighbour(period=2)), compiles=False)
+  page = cases.Page(reports.write_report(_write(tmp_path, trace)))
+  assert '_neighbour(2): an exchange every 2 steps' in page.paragraphs[0]
+  assert page.column('Results')['mixes'] == '80'
+  assert (tmp_path / 'report' / 'members.png').exists()
+
+
+def test_nodes_that_are_lost_are_named(tmp_path):
+  trace = simulation.simulate(
+    gossip.AllReduce(),
+    num_workers=3,
+    num_gradients=30,
+    failures=[(2.5, 1, 4.0)],
+    checkpoint_seconds=1.0,
+  )
+  page = cases.Page(reports.write_report(_write(tmp_path, trace)))
+  results = page.column('Results')
+  assert results['nodes that left or were lost'] == '1 (node 1 at step 2)'
+  assert results['nodes that came later, or again'] == '1 (node 1 at step 2)'
+  assert 'Before the end, 1 node left or was lost.' in page.paragraphs[0]
+
+
 def test_lost_mass_is_in_the_report(tmp_path):
-  trace = simulation.simulate_nodes(
+  trace = simulation.simulate(
     gossip.PushSum(),
-    num_nodes=4,
-    num_steps=20,
+    num_workers=4,
+    num_gradients=80,
     failures=[simulation.Failure(5.5, 3)],
   )
-  lost = traces.summarize_nodes(trace).lost_mass
+  lost = traces.summarize(trace).lost_mass
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
   assert lost > 0
   assert page.column('Results')['mass lost'].startswith(f'{lost:.4g} (')
@@ -183,7 +222,7 @@ def test_messages_without_room_are_in_the_report(tmp_path):
 def _record(trace, compiled=50.0, compiles=True):
   """As real nodes would have written it, that compile before or in a step."""
   records = trace.records.copy()
-  is_first = (records['kind'] == traces.NodeKind.STEP) & (records['step'] == 1)
+  is_first = (records['kind'] == traces.Kind.STEP) & (records['step'] == 1)
   records['end_time'] += compiled
   records['start_time'][~is_first | (not compiles)] += compiled
   header = {**trace.header, 'is_recorded': True}
@@ -192,7 +231,7 @@ def _record(trace, compiled=50.0, compiles=True):
 
 def test_a_timeline_of_real_nodes_starts_when_all_have_compiled():
   trace = _record(_simulate(gossip.Pull()))
-  (axes,) = _node_pictures.draw_node_timeline(trace, 16, 8.0).axes
+  (axes,) = reports.plot_timeline(trace).axes
   start, end = axes.get_xlim()
   assert start == pytest.approx(51.0)
   assert end - start == pytest.approx(8.0, rel=0.1)
@@ -203,10 +242,10 @@ def test_the_time_before_real_nodes_step_does_not_count(tmp_path):
   plain = _write(tmp_path / 'plain', trace)
   real = _write(tmp_path / 'real', _record(trace, compiles=False))
   pages = [cases.Page(reports.write_report(run)) for run in (plain, real)]
-  names = ('Table of nodes', 'Traffic', 'Steps per second')
+  names = ('Table of nodes', 'Traffic', 'Gradients per second')
   for name in names:
     assert pages[0].tables[name] == pages[1].tables[name]
-  rates = [page.column('Results')['steps per second, of all'] for page in pages]
+  rates = [page.column('Results')['gradients per second'] for page in pages]
   assert rates == ['4', '4']
   assert '160 steps and 160 mixes in 40 s' in pages[1].paragraphs[0]
 
@@ -215,7 +254,6 @@ def test_a_real_run_is_finished_once_it_has_a_result(tmp_path):
   trace = _simulate(gossip.Pull())
   header = {**trace.header, 'is_recorded': True}
   lines = [(160, {'epoch': 1.0, 'train/loss': 1.0})]
-  # What `save` writes of a recorded trace is read as the nodes' own files.
   trace = dataclasses.replace(trace, header=header)
   run = cases.write_run(tmp_path, {'strategy': {}}, trace, lines)
   assert _runs.read_run(run).is_real

@@ -7,7 +7,7 @@ from jasgd import protocols
 from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
-from jasgd.reports import _pictures
+from jasgd.reports import _figures
 
 FATES = {
   'asynchronous': protocols.asynchronous(),
@@ -21,7 +21,7 @@ def _list_bars(axes):
   """Kind -> [(row, start, end)] of each bar, in order."""
   bars = {}
   for collection in axes.collections:
-    if collection.get_label() in _pictures.COLORS:
+    if collection.get_label() in _figures.COLORS:
       corners = [path.get_extents() for path in collection.get_paths()]
       bars[collection.get_label()] = sorted(
         (round((box.y0 + box.y1) / 2), round(box.x0, 6), round(box.x1, 6))
@@ -30,9 +30,15 @@ def _list_bars(axes):
   return bars
 
 
+def _draw(trace, max_workers, num_rounds):
+  return reports.plot_timeline(
+    trace, max_workers=max_workers, num_rounds=num_rounds
+  )
+
+
 def _simulate(protocol, **arguments):
   return simulation.simulate(
-    protocol, **{'num_learners': 3, 'num_gradients': 12, **arguments}
+    protocol, **{'num_workers': 3, 'num_gradients': 12, **arguments}
   )
 
 
@@ -40,12 +46,12 @@ def test_a_bar_for_each_thing_that_took_time():
   """Pulls and pushes take 0.5; learner 1 computes for 2 s, 0 for 1 s."""
   trace = _simulate(
     protocols.hardsync(),
-    num_learners=2,
+    num_workers=2,
     num_gradients=4,
     compute=simulation.with_speeds(simulation.constant(2.0), [2, 1]),
     network=simulation.Network(latency=0.5),
   )
-  axes = _pictures.draw_timeline(trace, 4, 1e3).axes[0]
+  axes = _draw(trace, 4, 1e3).axes[0]
   assert _list_bars(axes) == {
     'computes': [(0, 0.5, 1.5), (0, 3.5, 4.5), (1, 0.5, 2.5), (1, 3.5, 5.5)],
     'communicates': [
@@ -69,7 +75,7 @@ def test_the_dead_do_not_wait():
     compute=simulation.with_speeds(simulation.constant(1.0), [1, 0.1, 1]),
     failures=[(3.0, 0, 12.0)],
   )
-  bars = _list_bars(_pictures.draw_timeline(trace, 4, 1e3).axes[0])
+  bars = _list_bars(_draw(trace, 4, 1e3).axes[0])
   assert bars['waits'][:2] == [(0, 1.0, 3.0), (0, 13.0, 20.0)]
 
 
@@ -81,7 +87,7 @@ def test_who_was_gone_has_no_bar_of_waiting():
     failures=[(2.5, 0)],
   )
   assert trace.fate[0] == protocols.Fate.DROPPED_GONE
-  bars = _list_bars(_pictures.draw_timeline(trace, 4, 1e3).axes[0])
+  bars = _list_bars(_draw(trace, 4, 1e3).axes[0])
   assert 'waits' not in bars
   assert [bar[0] for bar in bars['computes']].count(0) == 1
 
@@ -89,11 +95,11 @@ def test_who_was_gone_has_no_bar_of_waiting():
 def test_who_waits_at_the_end_waits_to_the_end():
   trace = _simulate(
     protocols.hardsync(),
-    num_learners=2,
+    num_workers=2,
     num_gradients=3,
     compute=simulation.with_speeds(simulation.constant(1.0), [1, 0.5]),
   )
-  bars = _list_bars(_pictures.draw_timeline(trace, 4, 1e3).axes[0])
+  bars = _list_bars(_draw(trace, 4, 1e3).axes[0])
   assert bars['waits'] == [(0, 1.0, 2.0)]  # The second wait has just begun.
 
 
@@ -102,11 +108,11 @@ def test_the_picture_costs_the_same_for_any_number_of_learners():
   for num_learners in (20, 10_000):
     trace = simulation.simulate(
       protocols.asynchronous(),
-      num_learners=num_learners,
+      num_workers=num_learners,
       num_gradients=5 * num_learners,
       compute=simulation.normal(1.0, 0.2),
     )
-    axes = _pictures.draw_timeline(trace, 16, 8.0).axes[0]
+    axes = _draw(trace, 16, 8.0).axes[0]
     numbers[num_learners] = len(axes.get_children())
     bars = _list_bars(axes)
     assert {bar[0] for bar in bars['computes']} == set(range(16))
@@ -116,9 +122,9 @@ def test_the_picture_costs_the_same_for_any_number_of_learners():
 def test_updates_are_lines_unless_they_are_too_many():
   for num_gradients, is_drawn in ((300, True), (301, False)):
     trace = _simulate(
-      protocols.asynchronous(), num_learners=1, num_gradients=num_gradients
+      protocols.asynchronous(), num_workers=1, num_gradients=num_gradients
     )
-    axes = _pictures.draw_timeline(trace, 1, 1e4).axes[0]
+    axes = _draw(trace, 1, 1e4).axes[0]
     lines = [
       len(lines.get_segments())
       for lines in axes.collections
@@ -130,24 +136,23 @@ def test_updates_are_lines_unless_they_are_too_many():
 @pytest.mark.parametrize('num_learners', [1, 2, 3, 16])
 def test_ticks_are_whole_numbers(num_learners):
   trace = _simulate(
-    protocols.asynchronous(), num_learners=num_learners, num_gradients=40
+    protocols.asynchronous(), num_workers=num_learners, num_gradients=40
   )
-  axes = _pictures.draw_timeline(trace, 16, 8.0).axes[0]
+  axes = _draw(trace, 16, 8.0).axes[0]
   bottom, top = axes.get_ylim()
   ticks = [tick for tick in axes.get_yticks() if top <= tick <= bottom]
   assert ticks
   assert all(tick == round(tick) for tick in ticks)
 
 
-def test_the_timeline_counts_from_the_first_start():
+def test_the_figures_counts_from_the_first_start():
   trace = _simulate(protocols.ssp(1), compute=simulation.normal(1.0, 0.2))
   records = np.array(trace.records)
-  for name in ('start_time', 'arrive_time', 'release_time'):
+  for name in ('start_time', 'end_time', 'release_time'):
     records[name] += 1e6
   later = traces.Trace(records, trace.header)
   first, second = (
-    _list_bars(_pictures.draw_timeline(each, 3, 3.0).axes[0])
-    for each in (trace, later)
+    _list_bars(_draw(each, 3, 3.0).axes[0]) for each in (trace, later)
   )
   assert len(first['computes']) >= 9
   for kind in first.keys() | second.keys():
@@ -158,12 +163,12 @@ def test_the_timeline_counts_from_the_first_start():
 def test_the_mean_is_of_applied_gradients(name):
   trace = simulation.simulate(
     FATES[name],
-    num_learners=7,
+    num_workers=7,
     num_gradients=101,
     compute=simulation.exponential(1.0),
   )
   summary = traces.summarize(trace)
-  axes = _pictures.draw_staleness(trace).axes[0]
+  axes = reports.plot_staleness(trace).axes[0]
   assert f'mean {summary.staleness.mean:.2f}, ' in axes.get_title()
   dropped = sum(
     count
@@ -186,21 +191,15 @@ def test_the_mean_is_of_applied_gradients(name):
 
 
 @pytest.mark.parametrize(
-  ('draw', 'plot'),
-  [
-    (_pictures.draw_staleness, reports.plot_staleness),
-    (lambda trace: _pictures.draw_timeline(trace, 4, 8), reports.plot_timeline),
-  ],
-  ids=['staleness', 'timeline'],
+  'plot', [reports.plot_staleness, reports.plot_timeline]
 )
-def test_a_trace_without_gradients(draw, plot, tmp_path):
+def test_a_trace_without_gradients(plot, tmp_path):
   """Everybody died before the first."""
   trace = _simulate(
     protocols.asynchronous(), failures=[(0.5, i) for i in range(3)]
   )
   assert not trace.num_gradients
-  assert len(trace.events) == 3
-  texts = [text.get_text() for text in draw(trace).axes[0].texts]
-  assert texts == ['no gradients']
-  plot(trace, tmp_path / 'picture.png')
+  assert len(trace) == 3
+  figure = plot(trace, tmp_path / 'picture.png')
+  assert [text.get_text() for text in figure.axes[0].texts] == ['no gradients']
   assert (tmp_path / 'picture.png').read_bytes().startswith(b'\x89PNG')

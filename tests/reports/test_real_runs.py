@@ -8,9 +8,7 @@ from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
 from jasgd import workdir
-from jasgd.reports import _member_pictures
 from jasgd.reports import _members
-from jasgd.reports import _pictures
 from jasgd.reports import _runs
 from jasgd.reports import _words
 from tests import marks
@@ -48,9 +46,9 @@ def test_measured_and_predicted_side_by_side(name, tmp_path):
   summary = traces.summarize(trace)
   columns = list(zip(*table[1:], strict=True))
   staleness = [float(cell) for cell in columns[1]]
-  assert staleness == pytest.approx(summary.learners.mean_staleness, abs=5e-3)
+  assert staleness == pytest.approx(summary.workers.mean_staleness, abs=5e-3)
   shares = [float(cell.rstrip('%')) / 100 for cell in columns[4]]
-  number = summary.learners.num_applied
+  number = summary.workers.num_applied
   assert shares == pytest.approx(number / number.sum(), abs=5.1e-4)
   expected = prediction.comparison.predicted_share
   shares = [float(cell.rstrip('%')) / 100 for cell in columns[5]]
@@ -60,7 +58,7 @@ def test_measured_and_predicted_side_by_side(name, tmp_path):
   assert f'distributions is {variation} (0:' in words
   results = page.column('Results')
   assert results['total variation from the prediction'] == variation
-  assert len(page.images) == 5
+  assert len(page.images) == 6
   pictures = {path.name for path in (tmp_path / 'report').iterdir()}
   assert 'members.png' in pictures
 
@@ -68,7 +66,7 @@ def test_measured_and_predicted_side_by_side(name, tmp_path):
 def test_the_predicted_histogram_is_a_line_over_the_bars():
   trace = cases.simulate_real()
   predicted = [simulation.predict(trace, seed) for seed in range(3)]
-  axes = _pictures.draw_staleness(trace, predicted).axes[0]
+  axes = reports.plot_staleness(trace, predicted=predicted).axes[0]
   texts = [text.get_text() for text in axes.get_legend().get_texts()]
   assert 'predicted' in texts
   (line,) = [
@@ -100,7 +98,7 @@ def test_why_there_is_no_prediction(tmp_path):
   run = _write(tmp_path, traces.Trace(trace.records, header))
   page = cases.Page(reports.write_report(run))
   (words,) = [text for text in page.paragraphs if 'no prediction' in text]
-  assert "Unknown protocol 'median'" in words
+  assert "Unknown strategy 'median'" in words
   assert 'Measured and predicted' not in page.tables
   assert 'Softsync(2): the server updates' in page.paragraphs[0]
 
@@ -167,7 +165,10 @@ def test_an_interrupted_run_says_so(tmp_path):
     protocols.asynchronous(), is_over=False, has_faults=False
   )
   leaves = traces.make_records(
-    kind=traces.Kind.LEAVE, learner=range(4), arrive_time=1e3
+    kind=traces.Kind.LEAVE,
+    worker=range(4),
+    clock=trace.num_updates,
+    end_time=1e3,
   )
   records = np.concatenate([trace.records, leaves])
   run = _write(tmp_path, traces.Trace(records, trace.header))
@@ -182,24 +183,32 @@ def test_an_interrupted_run_says_so(tmp_path):
 
 
 def test_a_lost_learner_is_one_before_the_end_of_its_incarnation():
-  kinds = [1, 1, 0, 2, 0, 2, 3, 1, 0, 0, 2, 5, 2]
+  push, join, leave, restart, end = (
+    getattr(traces.Kind, name)
+    for name in ('PUSH', 'JOIN', 'LEAVE', 'RESTART', 'END')
+  )
+  kinds = [
+    *(join, join, push, leave, push, leave),
+    *(restart, join, push, push, leave, end, leave),
+  ]
   records = traces.make_records(
     kind=kinds,
-    learner=[0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0],
+    worker=[0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0],
     incarnation=[0] * 6 + [1] * 7,
-    step=5,  # All before the restart stands.
-    arrive_time=np.arange(len(kinds)) * 1.0,
+    stands=5,  # All before the restart stays valid.
+    updates=[kind == push for kind in kinds],
+    end_time=np.arange(len(kinds)) * 1.0,
     start_time=np.arange(len(kinds)) - 1.0,
   )
   changes = _members.find_changes(traces.Trace(records))
   # The leave in record 5 is of the interrupted first incarnation's end.
-  assert changes.left['arrive_time'].tolist() == [3.0, 10.0]
-  assert changes.came['arrive_time'].tolist() == [7.0]
+  assert changes.left['end_time'].tolist() == [3.0, 10.0]
+  assert changes.came['end_time'].tolist() == [7.0]
 
 
 def test_members_are_drawn_with_what_happened():
   trace = cases.simulate_real(protocols.asynchronous())
-  axes = _member_pictures.draw_members(trace).axes[0]
+  axes = reports.plot_members(trace).axes[0]
   labels = {
     artist.get_label(): artist for artist in (*axes.lines, *axes.collections)
   }
@@ -226,12 +235,12 @@ def test_members_are_drawn_with_what_happened():
 
 def test_the_timeline_marks_who_comes_and_goes():
   trace = cases.simulate_real(protocols.asynchronous())
-  axes = _pictures.draw_timeline(trace, 16, 60.0).axes[0]
+  axes = reports.plot_timeline(trace, num_rounds=60.0).axes[0]
   labels = {line.get_label() for line in axes.lines}
   assert labels == {'came', 'left or lost'}
   texts = [text.get_text() for text in axes.get_legend().get_texts()]
   assert labels <= set(texts)
-  early = _pictures.draw_timeline(trace, 16, 8.0).axes[0]
+  early = reports.plot_timeline(trace, num_rounds=8.0).axes[0]
   assert not early.lines
 
 
@@ -239,13 +248,13 @@ def test_the_timeline_begins_once_all_have_compiled():
   firsts = [[50.0, 51.0, 52.0, 53.0]]
   trace = simulation.simulate(
     protocols.asynchronous(),
-    num_learners=4,
+    num_workers=4,
     num_gradients=400,
     compute=simulation.resampled([[1.0]] * 4, firsts),
   )
-  for header, begin in (({}, 0.0), ({'num_present': 0}, 52.0)):
+  for header, begin in (({}, 0.0), ({'num_present': 0}, 53.0)):
     other = traces.Trace(trace.records, {**trace.header, **header})
-    axes = _pictures.draw_timeline(other, 16, 8.0).axes[0]
+    axes = reports.plot_timeline(other, num_rounds=8.0).axes[0]
     np.testing.assert_allclose(axes.get_xlim(), [begin, begin + 8.0])
 
 

@@ -9,8 +9,8 @@ from jasgd import reports
 from jasgd import traces
 from jasgd import workdir
 from jasgd.reports import _formats
+from jasgd.reports import _results
 from jasgd.reports import _runs
-from jasgd.reports import _tables
 from jasgd.reports import _words
 from tests.reports import cases
 
@@ -39,8 +39,8 @@ def _make_whole(tmp_path_factory):
 
 def test_where_it_is_written(run, tmp_path):
   assert reports.write_report(run) == run / 'report.html'
-  names = {'curves.png', 'staleness.png', 'timeline.png', 'learners.png'}
-  assert {path.name for path in (run / 'report').iterdir()} == names
+  names = {'curves', 'staleness', 'timeline', 'workers', 'rates'}
+  assert {path.stem for path in (run / 'report').iterdir()} == names
   other = tmp_path / 'new' / 'other.html'
   assert reports.write_report([run], other, title='<Mine>') == other
   assert (tmp_path / 'new' / 'other').is_dir()
@@ -51,7 +51,7 @@ def test_the_page_needs_nothing_else(whole):
   run, page = whole
   assert 'http' not in page.source
   assert not {'script', 'link', 'iframe'} & {tag for tag, _ in page.tags}
-  assert len(page.images) == 4
+  assert len(page.images) == 5
   files = [path.read_bytes() for path in (run / 'report').iterdir()]
   for image in page.images:
     head, data = image['src'].split(',')
@@ -78,7 +78,7 @@ def test_numbers_are_those_of_the_trace(name, tmp_path):
   summary = traces.summarize(trace)
   results = page.column('Results')
   for row, value in {
-    'learners': summary.num_learners,
+    'learners': summary.num_workers,
     'updates': summary.clock,
     'updates in the trace': summary.num_updates,
     'gradients per second': summary.gradients_per_second,
@@ -96,7 +96,7 @@ def test_numbers_are_those_of_the_trace(name, tmp_path):
   ]
   assert _number(fates['all']) == summary.num_gradients
   (text,) = page.paragraphs[:1]
-  words = trace.header['protocol'].rstrip('.')
+  words = trace.header['description'].rstrip('.')
   assert words[1:] in text
   assert f'{summary.num_gradients} gradients' in text
   shares = summary.shares.items()
@@ -117,15 +117,12 @@ def test_learners_are_those_of_the_trace(tmp_path):
   run = cases.write_run(tmp_path, cases.make_config(), trace)
   summary = traces.summarize(trace)
   table = cases.Page(reports.write_report(run)).tables['Table of learners']
-  assert table[0][:5] == [
-    'learner',
-    'gradients',
-    'applied',
-    'share of applied',
-    'mean staleness',
+  assert table[0] == [
+    *('learner', 'gradients', 'applied', 'share of applied', 'mean staleness'),
+    *('busy', 'waiting', 'communication', 'sent', 'received'),
   ]
   columns = list(zip(*table[1:], strict=True))
-  learners = summary.learners
+  learners = summary.workers
   assert [int(cell) for cell in columns[1]] == learners.num_gradients.tolist()
   assert [int(cell) for cell in columns[2]] == learners.num_applied.tolist()
   shares = [float(cell.rstrip('%')) / 100 for cell in columns[3]]
@@ -136,7 +133,7 @@ def test_learners_are_those_of_the_trace(tmp_path):
   staleness = [float(cell) for cell in columns[4]]
   assert staleness == pytest.approx(learners.mean_staleness, abs=5e-3)
   for column, times in zip(
-    columns[5:],
+    columns[5:8],
     (
       learners.times.busy,
       learners.times.waiting,
@@ -146,14 +143,16 @@ def test_learners_are_those_of_the_trace(tmp_path):
   ):
     percent = [float(cell.rstrip('%')) for cell in column]
     assert percent == pytest.approx(100 * times / summary.duration, abs=0.051)
+  sent = [int(cell) for cell in columns[8]]
+  assert sent == learners.traffic.num_sent.tolist()
 
 
 def test_no_more_than_32_learners(tmp_path):
-  records = traces.make_records(learner=np.arange(40), apply_clock=range(40))
+  records = traces.make_records(worker=np.arange(40), clock=range(40))
   run = cases.write_run(tmp_path, {}, traces.Trace(records))
   page = cases.Page(reports.write_report(run))
   assert len(page.tables['Table of learners']) == 1 + 32
-  assert '... and 8 more' in page.paragraphs
+  assert any(text.startswith('... and 8 more. ') for text in page.paragraphs)
 
 
 def test_results_are_those_of_the_metrics(whole):
@@ -272,11 +271,14 @@ def test_several_runs_side_by_side(tmp_path):
     assert results['updates in the trace'] == str(summary.num_updates)
     table = page.tables[f'Table of learners: {label}']
     assert [int(row[1]) for row in table[1:]] == (
-      summary.learners.num_gradients.tolist()
+      summary.workers.num_gradients.tolist()
     )
   pictures = {path.name for path in (tmp_path / 'compare').iterdir()}
   timelines = {f'timeline-{number}.png' for number in (1, 2, 3)}
-  assert pictures == timelines | {'curves.png', 'staleness.png', 'learners.png'}
+  others = {
+    f'{name}.png' for name in ('curves', 'staleness', 'workers', 'rates')
+  }
+  assert pictures == timelines | others
   assert len(page.images) == len(pictures)
 
 
@@ -293,17 +295,18 @@ def test_nodes(tmp_path):
   trace = cases.simulate_nodes()
   run = cases.write_run(tmp_path, {'strategy': {'name': 'pull'}}, trace)
   page = cases.Page(reports.write_report(run))
-  summary = traces.summarize_nodes(trace)
+  summary = traces.summarize(trace)
   results = page.column('Results')
-  assert results['steps'] == str(summary.num_steps)
+  assert results['steps'] == str(summary.num_gradients)
   assert results['mixes'] == str(summary.num_mixes)
   age = _number(results['age of mixes, mean'])
   assert age == pytest.approx(summary.age.mean, rel=1e-3)
   table = page.tables['Table of nodes']
-  assert [int(row[1]) for row in table[1:]] == summary.nodes.num_steps.tolist()
+  steps = summary.workers.num_gradients.tolist()
+  assert [int(row[1]) for row in table[1:]] == steps
   assert 'Fates of gradients' not in page.tables
   pictures = {path.name for path in (run / 'report').iterdir()}
-  assert pictures == {'ages.png', 'timeline.png', 'learners.png', 'rates.png'}
+  assert pictures == {'ages.png', 'timeline.png', 'workers.png', 'rates.png'}
   assert 'pull(1)' in page.paragraphs[0].lower()
 
 
@@ -319,7 +322,7 @@ def test_nodes_beside_a_server(tmp_path):
     'staleness.png',
     'timeline-1.png',
     'timeline-2.png',
-    'learners.png',
+    'workers.png',
     'rates.png',
   }
   assert page.column('Results', 1)['learners'] == _formats.MISSING
@@ -355,21 +358,80 @@ def test_what_is_missing_is_said(missing, is_alone, tmp_path):
 def test_a_truncated_trace(make, tmp_path):
   run = cases.write_run(tmp_path, cases.make_config(), make())
   path = run / 'trace'
-  path = path / 'node-0' if path.is_dir() else path
   path.write_bytes(path.read_bytes()[:-10])
   page = cases.Page(reports.write_report(run))
   assert 'The trace ends within a record' in page.paragraphs[0]
-  assert len(page.images) == (3 if make is cases.simulate else 4)
+  assert len(page.images) == 4
   if make is cases.simulate:
     assert page.column('Fates of gradients')['all'] == '119'
 
 
 def test_a_trace_without_gradients(tmp_path):
   records = traces.make_records(kind=[traces.Kind.JOIN])
-  trace = traces.Trace(records, {'num_learners': 2})
+  trace = traces.Trace(records, {'num_workers': 2})
   run = cases.write_run(tmp_path, cases.make_config(), trace)
   page = cases.Page(reports.write_report(run))
   assert 'The trace has no gradients yet.' in page.paragraphs[0]
+
+
+@pytest.mark.parametrize(
+  ('make', 'field', 'value', 'rule'),
+  [
+    (cases.simulate, 'kind', 99, 'from 0 to 10'),
+    (cases.simulate, 'fate', 99, 'from 0 to 7'),
+    (cases.simulate, 'worker', 2**31 - 1, 'from 0 to '),
+    (cases.simulate, 'worker', -1, 'from 0 to '),
+    (cases.simulate, 'replica', 3, 'to -1'),
+    (cases.simulate, 'read_version', 2**40, 'from 0 to '),
+    (cases.simulate_nodes, 'replica', 2**30, 'from 0 to 3'),
+    (cases.simulate_nodes, 'replica', -1, 'from 0 to 3'),
+    (cases.simulate_nodes, 'source', 4, 'to 3'),
+  ],
+)
+def test_a_record_that_makes_no_sense_is_named(
+  make, field, value, rule, tmp_path
+):
+  trace = make()
+  records = np.array(trace.records)
+  kind = traces.Kind.MIX if field == 'source' else trace.records['kind'][-5]
+  index = int(np.flatnonzero(records['kind'] == kind)[7])
+  records[field][index] = value
+  run = cases.write_run(
+    tmp_path, cases.make_config(), traces.Trace(records, trace.header)
+  )
+  (text,) = cases.Page(reports.write_report(run)).paragraphs
+  name = 'a staleness of ' if field == 'read_version' else f'{field}='
+  assert f'The trace cannot be read: Record {index} has {name}' in text
+  assert ' must be from ' in text
+  assert f'{rule}' in text
+
+
+def test_texts_from_elsewhere_are_escaped_and_cut(tmp_path):
+  trace = cases.simulate(num_gradients=12)
+  header = {
+    **trace.header,
+    'description': '<b>fast</b> \x1b[31m&' + 'x' * 10_000,
+  }
+  run = cases.write_run(tmp_path, {}, traces.Trace(trace.records, header))
+  reason = '<script>alert(1)</script>\x00\x1b[2J' + 'y' * 65_000
+  workdir.write_json(workdir.Workdir(run).result, {'end_reason': reason})
+  page = cases.Page(reports.write_report(run, title='a\x07<i>'))
+  assert not {'b', 'i', 'script'} & {tag for tag, _ in page.tags}
+  assert '<script>alert(1)</script>  [2Jyyy' in page.paragraphs[0]
+  assert len(page.paragraphs[0]) < 2_000
+  assert all(letter.isprintable() or letter == '\n' for letter in page.source)
+
+
+def test_labels_are_no_formulas(tmp_path):
+  """Matplotlib takes a text between dollars for a formula."""
+  runs = [
+    cases.write_run(
+      tmp_path / name, {'note': note}, cases.simulate(), cases.make_lines()
+    )
+    for name, note in (('a', '$_{'), ('b', r'$\frac$'))
+  ]
+  page = cases.Page(reports.write_report(runs, tmp_path / 'both.html'))
+  assert page.tables['Results'][0][1:] == ['note=$_{', r'note=$\frac$']
 
 
 @pytest.mark.parametrize(
@@ -401,7 +463,7 @@ def test_provenance_is_shown_without_the_config(run):
     run / 'provenance.json',
     {'seed': 7, 'config': {'secret': 1}, 'versions': {'jax': '0.10.2'}},
   )
-  table = _tables.make_provenance([_runs.read_run(run)], ['run'])
+  table = _results.make_provenance([_runs.read_run(run)])
   assert table.rows == [('seed', '7'), ('versions.jax', '0.10.2')]
 
 

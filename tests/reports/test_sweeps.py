@@ -29,7 +29,7 @@ def test_pictures_of_a_sweep(num_axes, tmp_path, monkeypatch):
   def plot(rows, path, **arguments):
     calls.append((len(rows), path.name, arguments))
 
-  monkeypatch.setattr(reports._sweeps._heat_maps, 'plot_heat_map', plot)
+  monkeypatch.setattr(reports._heat_maps, 'plot_heat_map', plot)
   names = list(AXES)[:num_axes]
   paths = reports.plot_sweep(
     _make_rows(names), tmp_path, [[name] for name in names]
@@ -67,7 +67,7 @@ def test_without_the_value_there_is_no_picture(tmp_path):
 def test_fields_that_change_together_are_one_axis(tmp_path, monkeypatch):
   seen = []
   monkeypatch.setattr(
-    reports._sweeps._heat_maps,
+    reports._heat_maps,
     'plot_heat_map',
     lambda rows, path, **arguments: seen.append((rows, arguments)),
   )

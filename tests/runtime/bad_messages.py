@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jasgd.runtime import _messages
+from jasgd.runtime import wires
 
-_Verb = _messages.Verb
+_Verb = wires.Verb
 _FAR = 10**7  # No run gets there.
 
 
@@ -71,9 +71,7 @@ class Maker:
 
   def _encode(self, verb, size=0, **fields):
     payload = np.zeros(size, np.uint8) if size else None
-    return _messages.encode_message(
-      _messages.Message(verb, payload=payload, **fields)
-    )
+    return wires.encode_message(wires.Message(verb, payload=payload, **fields))
 
   def _draw_whole(self):
     """A message that could be a good one."""
@@ -81,10 +79,10 @@ class Maker:
     return self._encode(
       rng.choice(list(_Verb)),
       flags=rng.randrange(16),
-      learner=rng.randrange(-1, 4),
+      worker=rng.randrange(-1, 4),
       incarnation=rng.randrange(3),
       step=rng.randrange(1000),
-      clock=rng.randrange(1000),
+      version=rng.randrange(1000),
       text=rng.choice(['', '{}', self._say(), 'x' * rng.randrange(100)]),
     )
 
@@ -100,7 +98,7 @@ class Maker:
     return Case(data[: self._rng.randrange(1, len(data))], False)
 
   def _extend(self):
-    size = self._rng.choice([1, 3, 80, _messages.MAX_TEXT])
+    size = self._rng.choice([1, 3, 80, wires.MAX_TEXT])
     return Case(self._draw_whole() + self._rng.randbytes(size), False)
 
   def _make_garbage(self):
@@ -119,7 +117,7 @@ class Maker:
 
   def _make_stranger(self):
     verb = self._rng.choice([_Verb.EXCHANGE, _Verb.NOTICE, _Verb.FETCH])
-    return Case(self._encode(verb, learner=self._rng.randrange(-1, 3)), False)
+    return Case(self._encode(verb, worker=self._rng.randrange(-1, 3)), False)
 
   def _make_report(self):
     good = {'fuzz/loss': self._rng.random()}
@@ -136,11 +134,11 @@ class Maker:
         ('', 0, False),
       ]
     )
-    return Case(self._encode(_Verb.REPORT, clock=clock, text=text), is_good)
+    return Case(self._encode(_Verb.REPORT, version=clock, text=text), is_good)
 
   def _make_visit(self):
     verb = self._rng.choice([_Verb.PULL, _Verb.STATUS])
-    return Case(self._encode(verb, clock=self._rng.randrange(_FAR)), True)
+    return Case(self._encode(verb, version=self._rng.randrange(_FAR)), True)
 
   # --- What only some may say.
 
@@ -149,8 +147,8 @@ class Maker:
       [
         ({'fingerprint': '0' * 16}, {}),
         ({'fingerprint': None}, {}),
-        ({}, {'learner': 0}),  # It is here already.
-        ({}, {'learner': 1}),
+        ({}, {'worker': 0}),  # It is here already.
+        ({}, {'worker': 1}),
         ({'num_devices': 3}, {}),
         ({'num_devices': 1 << 40}, {}),
         ({'num_devices': 'all'}, {}),
@@ -160,7 +158,7 @@ class Maker:
         ({'pid': True}, {}),
         ({}, {'step': -2}),
         ({}, {'step': 1 << 40}),
-        ({}, {'step': 1, 'clock': -1}),
+        ({}, {'step': 1, 'version': -1}),
         ({}, {'step': 1, 'seconds': float('nan')}),
       ]
     )
@@ -177,20 +175,20 @@ class Maker:
     """A gradient with one thing wrong."""
     welcome, rng = self._welcome, self._rng
     right = {
-      'learner': welcome.learner,
+      'worker': welcome.worker,
       'incarnation': welcome.incarnation,
       'step': welcome.step,
-      'clock': welcome.clock,
+      'version': welcome.version,
     }
     wrong = rng.choice(
       [
-        {'learner': 0},
-        {'learner': 1},
-        {'learner': -1},
+        {'worker': 0},
+        {'worker': 1},
+        {'worker': -1},
         {'step': welcome.step + rng.randrange(1, _FAR)},
         {'step': welcome.step - rng.randrange(2, _FAR)},
-        {'clock': welcome.clock + _FAR},
-        {'clock': -1},
+        {'version': welcome.version + _FAR},
+        {'version': -1},
         {'incarnation': welcome.incarnation + 1},
         {'seconds': float('nan')},
         {'seconds': -1.0},

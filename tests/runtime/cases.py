@@ -12,7 +12,7 @@ from jasgd import engine
 from jasgd import protocols
 from jasgd import runtime
 from jasgd import tasks
-from jasgd.runtime import _queue_wire
+from jasgd.runtime import wires
 
 PATIENCE = 60.0  # Seconds: never reached, unless something is broken.
 NUM_LEARNERS = 4
@@ -120,7 +120,7 @@ def train(task, protocol, workdir=None, learner=None, **options):
   """The server of a run that is over, and its trace."""
   settings = make_settings(task, protocol, **options)
   server = runtime.Server(settings, workdir)
-  listener = _queue_wire.QueueListener(server.inbox, server.layout.size)
+  listener = wires.QueueListener(server.inbox, server.layout.size)
   run_learners(
     server,
     listener,

@@ -8,26 +8,24 @@ import threading
 import numpy as np
 from pyarrow import flight
 
-from jasgd.runtime import _flight_client
-from jasgd.runtime import _flight_stream
-from jasgd.runtime import _flight_wire
-from jasgd.runtime import _messages
+from jasgd.runtime import wires
+from jasgd.runtime.wires import _flight_stream as stream
 
-DEADLINE = 20.0  # Seconds: never reached, unless something is broken.
+DEADLINE = 60.0  # Seconds: never reached, unless something is broken.
 SIZE = 1000
-Message, Verb = _messages.Message, _messages.Verb
-EXCHANGE = _messages.encode_message(
+Message, Verb = wires.Message, wires.Verb
+EXCHANGE = wires.encode_message(
   Message(Verb.EXCHANGE, payload=np.zeros(SIZE, np.uint8))
 )
-HELLO = _messages.encode_message(Message(Verb.HELLO))
+HELLO = wires.encode_message(Message(Verb.HELLO))
 
 
 def make_flight(inbox, payload_size):
   """A listener, and a function that connects to it."""
-  listener = _flight_wire.FlightListener(inbox, payload_size)
+  listener = wires.FlightListener(inbox, payload_size)
 
   def connect(payload_size=payload_size):
-    return _flight_client.connect_flight(
+    return wires.connect_flight(
       listener.address, payload_size, deadline=DEADLINE
     )
 
@@ -36,7 +34,7 @@ def make_flight(inbox, payload_size):
 
 @contextlib.contextmanager
 def listen(inbox, size=SIZE, **kwargs):
-  listener = _flight_wire.FlightListener(inbox, size, **kwargs)
+  listener = wires.FlightListener(inbox, size, **kwargs)
   try:
     yield listener
   finally:
@@ -46,9 +44,7 @@ def listen(inbox, size=SIZE, **kwargs):
 @contextlib.contextmanager
 def connect(listener, size=SIZE, *, deadline=DEADLINE, **kwargs):
   address = listener if isinstance(listener, str) else listener.address
-  connection = _flight_client.connect_flight(
-    address, size, deadline=deadline, **kwargs
-  )
+  connection = wires.connect_flight(address, size, deadline=deadline, **kwargs)
   try:
     yield connection
   finally:
@@ -73,10 +69,10 @@ def spawn(program, *arguments):
 class Raw:
   """A client that says what it likes."""
 
-  def __init__(self, listener, schema=_flight_stream.SCHEMA, **kwargs):
+  def __init__(self, listener, schema=stream.SCHEMA, **kwargs):
     self._client = flight.FlightClient(listener.address)
     self.writer, self.reader = self._client.do_exchange(
-      flight.FlightDescriptor.for_command(_flight_stream.COMMAND), **kwargs
+      flight.FlightDescriptor.for_command(stream.COMMAND), **kwargs
     )
     self.writer.begin(schema)
     # Nothing that a test does may wait forever.
@@ -85,7 +81,7 @@ class Raw:
 
   def read(self):
     """The next answer."""
-    return _messages.decode_message(
+    return wires.decode_message(
       memoryview(self.reader.read_chunk().app_metadata)
     )[0]
 
@@ -93,7 +89,7 @@ class Raw:
     self._timer.cancel()
     self._timer.join(DEADLINE)
     self.reader.cancel()
-    with contextlib.suppress(*_flight_stream.STREAM_ERRORS):
+    with contextlib.suppress(*stream.STREAM_ERRORS):
       self.writer.close()
 
 
@@ -132,5 +128,5 @@ def get_error(inbox):
 
 
 def make_batch(size):
-  (batch,) = _flight_stream.make_batches(np.zeros(size, np.uint8))
+  (batch,) = stream.make_batches(np.zeros(size, np.uint8))
   return batch

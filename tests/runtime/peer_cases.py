@@ -21,7 +21,7 @@ STRATEGIES = {
   'pull': gossip.Pull(),
   'push': gossip.Push(),
   'push-sum': gossip.PushSum(),
-  'pull by a ring': gossip.Pull(peers=gossip.ring(NUM_NODES)),
+  'pull by a ring': gossip.Pull(peers=gossip.topologies.ring(NUM_NODES)),
   'elastic': gossip.Elastic(rate=0.2),
   'easgd': gossip.Elastic(rate=0.2, order='easgd', period=2),
 }
@@ -61,11 +61,11 @@ class Group:
       'registry': runtime.Registry(
         self.run, wire='flight' if self.wires == ('flight',) else 'auto'
       ),
-      'place': runtime.Place(wires=self.wires),
+      'bind': runtime.BindAddress(wires=self.wires),
       'linger': 0.0,
       'stopped': stopped,
     }
-    if node == traces.CENTRE:
+    if node == traces.SERVER:
       return runtime.Centre(**parts)
     return runtime.Peer(**parts, node=node)
 
@@ -126,7 +126,7 @@ class Group:
 
   def load_trace(self):
     """What happened."""
-    return traces.NodeTrace.load(self.run.trace)
+    return traces.Trace.load(self.run.trace)
 
   def check_replay(self):
     """Everybody has the weights and statistics that the trace says."""
@@ -139,7 +139,7 @@ class Group:
       for member, folder in folders.items()
     }
     replicas = {
-      member: engine.SERVER if member == traces.CENTRE else member
+      member: engine.SERVER if member == traces.SERVER else member
       for member in members
     }
     replayed = node_cases.replay_until(
@@ -163,7 +163,7 @@ def start_group(folder, name, nodes=range(NUM_NODES), **options):
   strategy = STRATEGIES[name]
   group = Group(folder, strategy, **options)
   if isinstance(strategy, gossip.Elastic):
-    nodes = [traces.CENTRE, *nodes]
+    nodes = [traces.SERVER, *nodes]
   try:
     for node in nodes:
       group.start(node)

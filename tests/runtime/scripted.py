@@ -5,12 +5,11 @@ import queue
 import secrets
 
 from jasgd import runtime
-from jasgd.runtime import _computing
-from jasgd.runtime import _messages
-from jasgd.runtime import _queue_wire
+from jasgd.runtime import _learner
+from jasgd.runtime import wires
 from tests.runtime import cases
 
-Message, Verb, Flag = _messages.Message, _messages.Verb, _messages.Flag
+Message, Verb, Flag = wires.Message, wires.Verb, wires.Flag
 
 
 class Bench:
@@ -28,7 +27,7 @@ class Bench:
     settings = cases.make_settings(self.task, protocol, **self._options)
     self.server = runtime.Server(settings, self._workdir, now=lambda: self.time)
     self.settings = settings
-    self.listener = _queue_wire.QueueListener(
+    self.listener = wires.QueueListener(
       self.server.inbox, self.server.layout.size
     )
 
@@ -52,33 +51,24 @@ class Bench:
     client.hello(**said)
     return client
 
-  def get_core(self):
-    """What is inside."""
-    return self.server._core
-
   def check_leases(self):
     """Every buffer is free, or on lease by somebody known."""
-    core = self.get_core()
-    holders = [core.newest]
-    if core.to_evaluate is not None:
-      holders.append(core.to_evaluate)
-    holders += [
-      snapshot
-      for snapshot in self.server._visitors._pulled.values()
-      if snapshot is not None
-    ]
-    for book in core.register:
-      holders += book.leases.values()
-    if self.server._checkpoints is not None:
-      holders += self.server._checkpoints._leased
+    server = self.server
+    holders = [server._store.newest, *server._desk.list_leased()]
+    if server._evaluations.next is not None:
+      holders.append(server._evaluations.next)
+    for session in server._sessions:
+      holders += session.leases.values()
+    if server._checkpoints is not None:
+      holders += server._checkpoints._leased
     snapshots = {id(each): each for each in holders}
     for snapshot in snapshots.values():
       assert snapshot.num_leases == sum(each is snapshot for each in holders)
-    free = core.store._pool._free
+    free = server._store._pool._free
     assert len({id(buffer) for buffer in free}) == len(free)
     held = {id(each.buffer) for each in snapshots.values()}
     assert not held & {id(buffer) for buffer in free}
-    assert len(held) + len(free) == len(core.store)
+    assert len(held) + len(free) == len(server._store)
 
   def crash(self):
     """The server is gone, and has saved nothing more."""
@@ -94,7 +84,7 @@ class Client:
   def __init__(self, bench):
     self.bench = bench
     self.reconnect()
-    self.computing = _computing.Computing(
+    self.computing = _learner.Computing(
       bench.task,
       seed=bench.settings.seed,
       wire_dtype=bench.settings.wire_dtype,
@@ -136,8 +126,8 @@ class Client:
       self.last = answer
       if answer.verb == Verb.SNAPSHOT:
         self.weights = answer
-      if answer.learner >= 0:
-        self.learner = answer.learner
+      if answer.worker >= 0:
+        self.learner = answer.worker
 
   def ask(self, verb, **fields):
     """The one answer to a message."""
@@ -146,7 +136,7 @@ class Client:
     assert len(answers) == 1, answers
     return answers[0]
 
-  def hello(self, held=None, learner=None, **said):
+  def hello(self, held=None, worker=None, **said):
     """Comes; `held` is a gradient that was not answered."""
     said = {
       'fingerprint': self.bench.server.fingerprint,
@@ -156,9 +146,9 @@ class Client:
     message = Message(Verb.HELLO, step=-1) if held is None else held
     self.say(
       Verb.HELLO,
-      learner=self.learner if learner is None else learner,
+      worker=self.learner if worker is None else worker,
       step=message.step,
-      clock=message.clock,
+      version=message.version,
       incarnation=message.incarnation,
       text=json.dumps(said),
     )
@@ -177,9 +167,9 @@ class Client:
     return Message(
       Verb.EXCHANGE,
       **{
-        'learner': self.learner,
+        'worker': self.learner,
         'step': weights.step,
-        'clock': weights.clock,
+        'version': weights.version,
         'incarnation': weights.incarnation,
         'loss': float(push.loss),
         'seconds': 0.1,
@@ -223,7 +213,7 @@ def get_counts(bench):
 def list_kinds(bench, kind):
   """The learners of all records of a kind."""
   return [
-    record['learner']
+    record['worker']
     for record in bench.server.get_trace().records
     if record['kind'] == kind
   ]

@@ -8,13 +8,13 @@ import stat
 import pytest
 
 from jasgd import workdir
-from jasgd.runtime import _wire
-from jasgd.runtime import addresses
+from jasgd.runtime import wires
+from jasgd.runtime.wires import _addresses
 
 
 def test_a_wildcard_is_no_address_for_others():
   name = socket.gethostname()
-  make = addresses.make_reachable
+  make = _addresses._make_reachable
   assert make('grpc+tcp://0.0.0.0:5') == f'grpc+tcp://{name}:5'
   assert make('grpc+tls://[::]:5') == f'grpc+tls://{name}:5'
   assert make('grpc+tcp://127.0.0.1:5') == 'grpc+tcp://127.0.0.1:5'
@@ -22,12 +22,12 @@ def test_a_wildcard_is_no_address_for_others():
 
 def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
   folder = workdir.Workdir(tmp_path)
-  assert addresses.find_token(folder) is None
-  token = addresses.make_token(folder)
+  assert wires.find_token(folder) is None
+  token = wires.make_token(folder)
   assert len(token) == 64
-  monkeypatch.setenv(addresses.TOKEN_VARIABLE, 'from outside')
-  assert addresses.find_token(None) == 'from outside'
-  assert addresses.make_token(folder) == token == addresses.find_token(folder)
+  monkeypatch.setenv(wires.TOKEN_VARIABLE, 'from outside')
+  assert wires.find_token(None) == 'from outside'
+  assert wires.make_token(folder) == token == wires.find_token(folder)
   assert stat.S_IMODE(folder.token.stat().st_mode) == 0o600
   assert os.listdir(tmp_path) == ['token']
 
@@ -35,48 +35,48 @@ def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
 def test_a_token_may_come_from_outside(tmp_path, monkeypatch):
   """So that all nodes have the same, each in a folder of its own."""
   folder = workdir.Workdir(tmp_path)
-  monkeypatch.setenv(addresses.TOKEN_VARIABLE, 'from outside')
-  assert addresses.find_token(folder) == 'from outside'
-  assert addresses.make_token(folder) == 'from outside'
-  monkeypatch.delenv(addresses.TOKEN_VARIABLE)
-  assert addresses.find_token(folder) == 'from outside'
+  monkeypatch.setenv(wires.TOKEN_VARIABLE, 'from outside')
+  assert wires.find_token(folder) == 'from outside'
+  assert wires.make_token(folder) == 'from outside'
+  monkeypatch.delenv(wires.TOKEN_VARIABLE)
+  assert wires.find_token(folder) == 'from outside'
 
 
 def test_all_who_make_a_token_at_once_have_the_same(tmp_path):
   folder = workdir.Workdir(tmp_path)
   with futures.ThreadPoolExecutor(8) as executor:
-    tokens = list(executor.map(addresses.make_token, [folder] * 64))
+    tokens = list(executor.map(wires.make_token, [folder] * 64))
   assert set(tokens) == {folder.token.read_text()}
   assert os.listdir(tmp_path) == ['token']
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path):
   folder = workdir.Workdir(tmp_path)
-  addresses.make_token(folder)
+  wires.make_token(folder)
   folder.token.chmod(0o640)
   with pytest.raises(workdir.WorkdirError, match=r'0600.*got mode 0640'):
-    addresses.find_token(folder)
+    wires.find_token(folder)
 
 
 def test_the_wire_is_chosen_by_where_the_server_is(tmp_path):
   folder = workdir.Workdir(tmp_path)
   both = {'memory': 'memory:@a', 'flight': 'grpc+tcp://127.0.0.1:1'}
-  find = addresses._find_addresses
-  with pytest.raises(_wire.WireError, match='no server'):
+  find = _addresses._find_addresses
+  with pytest.raises(wires.WireError, match='no server'):
     find(folder, 'auto')
-  addresses.write_address(folder, both)
+  wires.write_address(folder, both)
   assert set(find(folder, 'auto')) == {'memory', 'flight'}
   assert set(find(folder, 'memory')) == {'memory'}
   assert set(find(folder, 'flight')) == {'flight'}
   workdir.write_json(folder.server, {'addresses': both, 'host': 'another'})
   assert set(find(folder, 'auto')) == {'flight'}
-  with pytest.raises(_wire.WireError, match='another host'):
+  with pytest.raises(wires.WireError, match='another host'):
     find(folder, 'memory')
-  addresses.write_address(folder, {'flight': 'grpc+tcp://127.0.0.1:1'})
-  with pytest.raises(_wire.WireError, match="no wire 'memory'"):
+  wires.write_address(folder, {'flight': 'grpc+tcp://127.0.0.1:1'})
+  with pytest.raises(wires.WireError, match="no wire 'memory'"):
     find(folder, 'memory')
   folder.server.write_text('{"addresses": ')
-  with pytest.raises(_wire.WireError, match='no server'):
+  with pytest.raises(wires.WireError, match='no server'):
     find(folder, 'auto')
 
 
@@ -92,4 +92,4 @@ def test_the_wire_is_chosen_by_where_the_server_is(tmp_path):
 )
 def test_nonsense_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
-    addresses.make_connect(**options)
+    wires.make_connect(**options)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from jasgd.runtime import _buffers
+from jasgd.runtime.wires import _buffers
 
 SIZES = [1, 63, 64, 4096, 240_001]
 every_size = pytest.mark.parametrize('size', SIZES)

@@ -8,8 +8,7 @@ import pytest
 
 from jasgd import gossip
 from jasgd import traces
-from jasgd.runtime import _buffers
-from jasgd.runtime import _messages
+from jasgd.runtime import wires
 from tests.runtime import peer_cases as peers
 
 
@@ -17,53 +16,53 @@ from tests.runtime import peer_cases as peers
 def _open_centre(folder):
   """A centre that nobody can reach, and what becomes known of it, in order."""
   group = peers.Group(folder, peers.STRATEGIES['elastic'])
-  centre = group.make(traces.CENTRE, threading.Event())
-  station, events = centre._station, []
-  write, publish = station.book.write, station.host.publish
+  centre = group.make(traces.SERVER, threading.Event())
+  files, events = centre._files, []
+  write, publish = files.recorder.write, files.snapshots.publish
 
   def note_write(kind, rows):
     events.append(('write', kind, [row['version'] for row in rows]))
     write(kind, rows)
 
-  def note_publish(weights, version, step):
+  def note_publish(weights, version, step, mass):
     params, _ = weights
     events.append(('publish', version, np.array(params)))
-    publish(weights, version, step)
+    publish(weights, version, step, mass)
 
-  station.book.write, station.host.publish = note_write, note_publish
+  files.recorder.write, files.snapshots.publish = note_write, note_publish
   try:
     yield centre, events
   finally:
-    station.close()
+    files.close()
 
 
 def _make_force(centre, value):
   """What node 1 sends, with the same value everywhere."""
-  layout = centre._station.layout
-  params, stats = centre._state.params, centre._state.stats
-  payload = _buffers.make_aligned(layout.size)
+  layout = centre._files.layout
+  params, stats = centre._replica.state.params, centre._replica.state.stats
+  payload = wires.make_aligned(layout.size)
   fill = lambda leaf: np.full(leaf.shape, value, leaf.dtype)
   layout.pack(
     (fill(params), {name: fill(stats[name]) for name in stats}), payload
   )
-  return _messages.Message(
-    _messages.Verb.EXCHANGE,
-    learner=1,
-    clock=3,
+  return wires.Message(
+    wires.Verb.EXCHANGE,
+    worker=1,
+    version=3,
     step=2,
-    rate=0.2,
+    share=0.2,
     payload=payload,
   )
 
 
 def test_a_move_is_written_down_before_it_is_shown(tmp_path):
   with _open_centre(tmp_path) as (centre, events):
-    before = np.array(centre._state.params)
+    before = np.array(centre._replica.state.params)
     for version in (1, 2):
-      assert centre._take(_make_force(centre, 0.5)) == gossip.Outcome.TAKEN
+      assert centre._receive(_make_force(centre, 0.5)) == gossip.Outcome.TAKEN
       written, published = events
       events.clear()
-      assert written == ('write', traces.NodeKind.MIX, [version])
+      assert written == ('write', traces.Kind.MOVE, [version])
       assert published[:2] == ('publish', version)
       np.testing.assert_allclose(
         published[2], before + 0.5 * version, rtol=1e-5, atol=1e-6
@@ -77,9 +76,9 @@ def test_a_move_that_could_not_be_written_is_not_shown(tmp_path):
     raise OSError('No space left on device')
 
   with _open_centre(tmp_path) as (centre, events):
-    centre._station.book.write = write
+    centre._files.recorder.write = write
     with pytest.raises(OSError, match='No space'):
-      centre._take(_make_force(centre, 0.5))
+      centre._receive(_make_force(centre, 0.5))
     assert events == []
 
 
@@ -91,6 +90,6 @@ def test_who_is_done_stays_while_others_step(tmp_path):
     group.wait()
   trace = group.load_trace()
   last_step = trace.steps['end_time'].max()
-  ends = trace.records[trace.records['kind'] == traces.NodeKind.END]
-  assert sorted(ends['node']) == [traces.CENTRE, 0, 1, 2]
+  ends = trace.records[trace.records['kind'] == traces.Kind.END]
+  assert sorted(ends['replica']) == [traces.SERVER, 0, 1, 2]
   assert ends['end_time'].min() > last_step

@@ -13,16 +13,16 @@ from jasgd import runtime
 from jasgd import simulation
 from jasgd import tasks
 from jasgd import traces
-from jasgd.runtime import _exchange
-from jasgd.runtime import _messages
-from jasgd.runtime import _node_weights
+from jasgd.runtime import wires
+from jasgd.runtime.nodes import _exchange
+from jasgd.runtime.nodes import _weights
 from tests.runtime import peer_cases
 
-Kind = traces.NodeKind
+Kind = traces.Kind
 NUM_NODES, NUM_STEPS, SEED = 4, 12, 3
 STRATEGIES = {
   'pull': gossip.Pull(beta=0.3),
-  'pull, ring': gossip.Pull(peers=gossip.ring(NUM_NODES), period=2),
+  'pull, ring': gossip.Pull(peers=gossip.topologies.ring(NUM_NODES), period=2),
   'push': gossip.Push(),
   'push-sum': gossip.PushSum(),
   'elastic': gossip.Elastic(rate=0.25, period=2),
@@ -62,8 +62,8 @@ class Host:
       self.lost.add(peer)
       return None
     version, step, payload = other.snapshot
-    return _messages.Message(
-      _messages.Verb.SNAPSHOT, clock=version, step=step, payload=payload
+    return wires.Message(
+      wires.Verb.SNAPSHOT, version=version, step=step, payload=payload
     )
 
   def push(self, peer, message, write):
@@ -74,7 +74,7 @@ class Host:
     write(message.payload)
     if peer == gossip.CENTRE:
       return self._script.move_centre(message)
-    return self._script.exchangers[peer].take(message)
+    return self._script.exchangers[peer].receive(message)
 
 
 class Book:
@@ -90,7 +90,7 @@ class Book:
 
   def write(self, kind, rows):
     for row in rows:
-      self._rows.append({'kind': kind, 'node': self._node, **row})
+      self._rows.append({'kind': kind, 'replica': self._node, **row})
 
 
 class Script:
@@ -112,7 +112,7 @@ class Script:
       machine = strategy.make_node(node, NUM_NODES, SEED)
       host = self.hosts[node] = Host(self, node)
       book = Book(self.rows, node)
-      weights = _node_weights.NodeWeights(
+      weights = _weights.NodeWeights(
         self.settings, node, self.layout, book, host, machine
       )
       weights.publish()
@@ -128,11 +128,12 @@ class Script:
     version = self._num_moves = self._num_moves + 1
     self.rows.append(
       {
-        'kind': Kind.MIX,
-        'node': gossip.CENTRE,
-        'peer': message.learner,
-        'peer_version': message.clock,
-        'peer_weight': message.rate,
+        'kind': Kind.MOVE,
+        'replica': gossip.CENTRE,
+        'source': message.worker,
+        'source_version': message.version,
+        'own_weight': 1.0,
+        'weight': message.share,
         'version': version,
         'step': version,
       }
@@ -146,7 +147,7 @@ class Script:
     is_told = np.isin(trace.records['kind'], (Kind.STEP, Kind.LEAVE))
     num_steps = dict.fromkeys(range(NUM_NODES), 0)
     for record in trace.records[is_told]:
-      node = int(record['node'])
+      node = int(record['replica'])
       if record['kind'] == Kind.LEAVE:
         self.hosts[node].is_dead = True
         continue
@@ -154,20 +155,20 @@ class Script:
       num_steps[node] += 1
       for each, exchanger in self.exchangers.items():
         if num_steps[each] == NUM_STEPS and not self.hosts[each].is_dead:
-          exchanger.rest()  # As a real one does all the time.
+          exchanger.mix_waiting()  # As a real one does all the time.
 
 
 def _list(rows, kinds):
   """What does not depend on how time is measured, in order for each node."""
-  names = ('kind', 'peer', 'step', 'version', 'peer_version', 'peer_step')
-  weights = ('own_weight', 'peer_weight', 'mass')
-  missing = {'own_weight': 1.0, 'peer_weight': 0.0, 'mass': 0.0}
+  names = ('kind', 'source', 'step', 'version', 'read_version')
+  names += ('source_version', 'source_step')
+  weights = ('own_weight', 'weight', 'mass')
   found = {}
   for row in rows:
     if row['kind'] in kinds:
-      values = [int(row.get(name, -1)) for name in names]
-      values += [round(row.get(name, missing[name]), 9) for name in weights]
-      found.setdefault(int(row['node']), []).append(values)
+      values = [int(row.get(name, 0)) for name in names]
+      values += [round(row.get(name, 0.0), 9) for name in weights]
+      found.setdefault(int(row['replica']), []).append(values)
   return found
 
 
@@ -176,10 +177,10 @@ def _list(rows, kinds):
 def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
   """Driven by one script: the order of all steps, and one death."""
   strategy = STRATEGIES[name]
-  trace = simulation.simulate_nodes(
+  trace = simulation.simulate(
     strategy,
-    num_nodes=NUM_NODES,
-    num_steps=NUM_STEPS,
+    num_workers=NUM_NODES,
+    num_gradients=NUM_STEPS * NUM_NODES,
     compute=simulation.exponential(1.0),
     failures=[simulation.Failure(4.0, 2)] if has_kill else [],
     seed=SEED,
@@ -190,12 +191,12 @@ def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
   simulated = [
     dict(zip(names, record, strict=True)) for record in trace.records.tolist()
   ]
-  kinds = (Kind.STEP, Kind.MIX, Kind.LOST)
+  kinds = (Kind.STEP, Kind.MIX, Kind.MOVE, Kind.LOST)
   found, expected = _list(script.rows, kinds), _list(simulated, kinds)
-  if traces.CENTRE in expected:  # How many steps are in a force nobody reads.
+  if traces.SERVER in expected:  # How many steps are in a force nobody reads.
     for rows in (*found.values(), *expected.values()):
       for row in rows:
-        row[5] = -1
+        row[6] = 0
   assert found == expected
   assert any(row[0] == Kind.MIX for rows in found.values() for row in rows)
   if has_kill and 'elastic' not in name:
@@ -258,7 +259,7 @@ def test_a_fresh_machine_repeats_a_real_run_with_a_kill(name, tmp_path):
   group = peer_cases.Group(tmp_path, strategy, num_steps=100_000)
   nodes = list(range(peer_cases.NUM_NODES))
   try:
-    for node in [traces.CENTRE] * strategy.has_centre + nodes:
+    for node in [traces.SERVER] * strategy.has_centre + nodes:
       group.start(node)
     for node in nodes:
       group.wait_for_steps(node, 3)

@@ -8,26 +8,23 @@ import pyarrow as pa
 from pyarrow import flight
 import pytest
 
-from jasgd.runtime import _flight_stream
-from jasgd.runtime import _inbox
-from jasgd.runtime import _messages
-from jasgd.runtime import _wire
+from jasgd.runtime import wires
 from tests.runtime import flight_case
 
 DEADLINE, SIZE = flight_case.DEADLINE, flight_case.SIZE
-Message, Verb = _messages.Message, _messages.Verb
+Message, Verb = wires.Message, wires.Verb
 
 
 @pytest.fixture
 def inbox():
-  inbox = _inbox.Inbox()
+  inbox = wires.Inbox()
   yield inbox
   inbox.close()
 
 
 def _put(client):
   path = flight.FlightDescriptor.for_path('weights')
-  writer, _ = client.do_put(path, _flight_stream.SCHEMA)
+  writer, _ = client.do_put(path, flight_case.stream.SCHEMA)
   writer.write_batch(flight_case.make_batch(3))
   writer.close()
 
@@ -37,7 +34,7 @@ def _exchange(client):
   try:
     reader.read_chunk()
   finally:
-    with contextlib.suppress(*_flight_stream.STREAM_ERRORS):
+    with contextlib.suppress(*flight_case.stream.STREAM_ERRORS):
       writer.close()
 
 
@@ -187,7 +184,7 @@ def test_other_types_are_refused(inbox, column):
 
 def test_nulls_are_refused(inbox):
   column = pa.array([1, None] * (SIZE // 2), pa.uint8())
-  batch = pa.RecordBatch.from_arrays([column], schema=_flight_stream.SCHEMA)
+  batch = pa.RecordBatch.from_arrays([column], schema=flight_case.stream.SCHEMA)
   with flight_case.listen(inbox) as listener, flight_case.raw(listener) as raw:
     raw.writer.write_with_metadata(batch, flight_case.EXCHANGE)
     assert raw.read().verb == Verb.REFUSED
@@ -201,7 +198,7 @@ def test_who_sends_without_end_is_cut_off(inbox):
   ):
     # It hears why, though it never got to read.
     with pytest.raises(
-      (_wire.WireError, _wire.RefusedError), match=f'{SIZE} bytes'
+      (wires.WireError, wires.RefusedError), match=f'{SIZE} bytes'
     ):
       connection.request(
         Message(Verb.EXCHANGE), has_payload=True, deadline=DEADLINE
@@ -214,10 +211,10 @@ def test_who_sends_without_end_is_cut_off(inbox):
 @pytest.mark.parametrize('is_damaged', [False, True])
 def test_checksums(inbox, is_damaged):
   payload = np.arange(SIZE, dtype=np.uint8)
-  head = _messages.encode_message(
+  head = wires.encode_message(
     Message(Verb.EXCHANGE, payload=payload), with_checksum=True
   )
-  (batch,) = _flight_stream.make_batches(payload)
+  (batch,) = flight_case.stream.make_batches(payload)
   payload[5] ^= is_damaged
   with flight_case.listen(inbox) as listener, flight_case.raw(listener) as raw:
     raw.writer.write_with_metadata(batch, head)
@@ -233,7 +230,7 @@ def test_checksums(inbox, is_damaged):
     while inbox.get(0.0):
       pass
     event, _ = flight_case.ask(inbox, connection, has_payload=True)
-    assert event.message.flags == _messages.Flag.HAS_CHECKSUM
+    assert event.message.flags == wires.Flag.HAS_CHECKSUM
 
 
 def test_bytes_that_are_no_http(inbox, capfd):

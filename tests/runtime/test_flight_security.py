@@ -5,24 +5,18 @@ import re
 from pyarrow import flight
 import pytest
 
-from jasgd.runtime import _flight_client
-from jasgd.runtime import _flight_security
-from jasgd.runtime import _flight_stream
-from jasgd.runtime import _flight_wire
-from jasgd.runtime import _inbox
-from jasgd.runtime import _messages
-from jasgd.runtime import _wire
+from jasgd.runtime import wires
 from tests.runtime import certificates
 from tests.runtime import flight_case
 
 DEADLINE, SIZE = flight_case.DEADLINE, flight_case.SIZE
-Message, Verb = _messages.Message, _messages.Verb
+Message, Verb = wires.Message, wires.Verb
 TOKEN = 'a-Token.that/nobody=knows'
 
 
 @pytest.fixture
 def inbox():
-  inbox = _inbox.Inbox()
+  inbox = wires.Inbox()
   yield inbox
   inbox.close()
 
@@ -30,7 +24,7 @@ def inbox():
 @pytest.mark.parametrize('host', ['0.0.0.0', '::', '10.1.2.3', 'example.org'])
 def test_other_hosts_than_loopback_need_a_token(inbox, host):
   with pytest.raises(ValueError, match=f'{host}.* token'):
-    _flight_wire.FlightListener(inbox, SIZE, host=host)
+    wires.FlightListener(inbox, SIZE, host=host)
 
 
 @pytest.mark.parametrize('host', ['127.0.0.1', '127.1.2.3', 'localhost', '::1'])
@@ -53,8 +47,8 @@ def test_everybody_can_come_who_has_the_token(inbox):
 @pytest.mark.parametrize('token', [None, 'x', TOKEN[:-1], TOKEN + 'x'])
 def test_a_wrong_token(inbox, token, capfd):
   with flight_case.listen(inbox, token=TOKEN) as listener:
-    with pytest.raises(_wire.RefusedError, match='token') as info:
-      _flight_client.connect_flight(
+    with pytest.raises(wires.RefusedError, match='token') as info:
+      wires.connect_flight(
         listener.address, SIZE, token=token, deadline=DEADLINE
       )
     error = flight_case.get_error(inbox)
@@ -94,10 +88,10 @@ def test_nothing_is_read_without_the_token(inbox, headers):
 @pytest.mark.parametrize('token', ['', 'two words', 'line\n', 'ümlaut', '\x00'])
 def test_tokens_that_can_not_travel(inbox, token):
   with pytest.raises(ValueError, match='token must') as info:
-    _flight_wire.FlightListener(inbox, SIZE, token=token)
+    wires.FlightListener(inbox, SIZE, token=token)
   assert not token or token not in str(info.value)
   with pytest.raises(ValueError, match='token must'):
-    _flight_client.connect_flight(
+    wires.connect_flight(
       'grpc+tcp://127.0.0.1:1', SIZE, token=token, deadline=DEADLINE
     )
 
@@ -119,31 +113,25 @@ def test_mutual_tls(inbox, tls):
       connection.outgoing[:] = 7
       event, _ = flight_case.ask(inbox, connection, has_payload=True)
       assert (event.message.payload == 7).all()
-    assert inbox.get(DEADLINE) == _wire.Event(event.channel)
-    with pytest.raises(_wire.RefusedError, match='token'):
-      _flight_client.connect_flight(
-        listener.address, SIZE, tls=tls, deadline=DEADLINE
-      )
+    assert inbox.get(DEADLINE) == wires.Event(event.channel)
+    with pytest.raises(wires.RefusedError, match='token'):
+      wires.connect_flight(listener.address, SIZE, tls=tls, deadline=DEADLINE)
 
 
 def test_both_sides_must_show_a_certificate(inbox, tls, other_tls):
-  stranger = _flight_security.Tls(
-    other_tls.certificate, other_tls.key, tls.authority
-  )
-  believer = _flight_security.Tls(tls.certificate, tls.key, other_tls.authority)
+  stranger = wires.Tls(other_tls.certificate, other_tls.key, tls.authority)
+  believer = wires.Tls(tls.certificate, tls.key, other_tls.authority)
   with flight_case.listen(inbox, tls=tls) as listener:
     for wrong in stranger, believer:
-      with pytest.raises(_wire.WireError):
-        _flight_client.connect_flight(
-          listener.address, SIZE, tls=wrong, deadline=3.0
-        )
+      with pytest.raises(wires.WireError):
+        wires.connect_flight(listener.address, SIZE, tls=wrong, deadline=3.0)
     nobody = flight.FlightClient(
       listener.address, tls_root_certs=tls.authority.read_bytes()
     )
     with pytest.raises((flight.FlightError, OSError)):
       list(
         nobody.do_action(
-          flight.Action(_flight_stream.READY, b''),
+          flight.Action(flight_case.stream.READY, b''),
           flight.FlightCallOptions(timeout=3.0),
         )
       )
@@ -156,7 +144,7 @@ def test_both_sides_must_show_a_certificate(inbox, tls, other_tls):
 )
 def test_an_address_says_whether_it_is_tls(tls, address, with_tls):
   with pytest.raises(ValueError, match=re.escape(address)):
-    _flight_client.connect_flight(
+    wires.connect_flight(
       address, SIZE, tls=tls if with_tls else None, deadline=DEADLINE
     )
 
@@ -165,7 +153,7 @@ def test_a_port_that_is_taken(inbox):
   with flight_case.listen(inbox) as listener:
     port = int(listener.address.rpartition(':')[2])
     with pytest.raises(OSError, match='in use'):
-      _flight_wire.FlightListener(inbox, SIZE, port=port)
+      wires.FlightListener(inbox, SIZE, port=port)
   with (
     flight_case.listen(inbox, port=port) as listener,
     flight_case.connect(listener) as connection,
@@ -180,7 +168,7 @@ def test_only_so_many_clients(inbox):
       flight_case.ask(inbox, first)
       with (
         flight_case.connect(listener) as second,
-        pytest.raises(_wire.WireError, match='1 clients already'),
+        pytest.raises(wires.WireError, match='1 clients already'),
       ):
         second.request(Message(Verb.HELLO), deadline=DEADLINE)
       assert flight_case.get_error(inbox).reason == 'crowded'

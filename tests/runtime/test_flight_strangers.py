@@ -12,8 +12,7 @@ import pytest
 
 from jasgd import runtime
 from jasgd import workdir
-from jasgd.runtime import _inbox
-from jasgd.runtime import _messages
+from jasgd.runtime import wires
 from tests import live
 from tests.runtime import cases
 from tests.runtime import flight_case
@@ -36,7 +35,7 @@ folder = workdir.Workdir(sys.argv[1])
 server = runtime.serve(
   cases.make_settings(num_learners=1, num_updates=20, checkpoint_seconds=0.0),
   folder,
-  runtime.Place(wires=('flight',)),
+  runtime.BindAddress(wires=('flight',)),
   on_ready=lambda server: print('ready', flush=True),
 )
 print(server.end_reason)
@@ -73,7 +72,7 @@ bench.close()
 
 @pytest.fixture
 def inbox():
-  inbox = _inbox.Inbox()
+  inbox = wires.Inbox()
   yield inbox
   inbox.close()
 
@@ -124,7 +123,7 @@ def _count_events(inbox, count):
 
 def _ask(inbox, connection):
   event, answer = flight_case.ask(inbox, connection)
-  assert answer.verb == _messages.Verb.ANSWER
+  assert answer.verb == wires.Verb.ANSWER
   return event
 
 

@@ -11,41 +11,37 @@ import time
 from pyarrow import flight
 import pytest
 
-from jasgd.runtime import _buffers
-from jasgd.runtime import _flight_client
-from jasgd.runtime import _flight_stream
-from jasgd.runtime import _inbox
-from jasgd.runtime import _messages
-from jasgd.runtime import _wire
+from jasgd.runtime import wires
 from tests.runtime import flight_case
 
 DEADLINE, SIZE = flight_case.DEADLINE, flight_case.SIZE
-Message, Verb = _messages.Message, _messages.Verb
+Message, Verb = wires.Message, wires.Verb
 # Answers everything at once, until it is killed.
 SERVER = """
 import sys
-from jasgd.runtime import _flight_wire, _inbox, _messages
-inbox = _inbox.Inbox()
-listener = _flight_wire.FlightListener(inbox, int(sys.argv[1]))
+from jasgd.runtime import wires
+inbox = wires.Inbox()
+listener = wires.FlightListener(inbox, int(sys.argv[1]))
 print(listener.address, flush=True)
 while (event := inbox.get(60.0)) is not None:
   if event.message is not None:
-    event.channel.send(_messages.Message(_messages.Verb.ANSWER))
+    event.channel.send(wires.Message(wires.Verb.ANSWER))
 """
 # Sends the first of two batches, and then lives until it is killed.
 SENDER = """
 import sys
 import numpy as np
 from pyarrow import flight
-from jasgd.runtime import _flight_stream, _messages
+from jasgd.runtime import wires
+from jasgd.runtime.wires import _flight_stream
 array = np.zeros(int(sys.argv[2]), np.uint8)
-message = _messages.Message(_messages.Verb.EXCHANGE, payload=array)
+message = wires.Message(wires.Verb.EXCHANGE, payload=array)
 client = flight.FlightClient(sys.argv[1])
 writer, reader = client.do_exchange(
   flight.FlightDescriptor.for_command(_flight_stream.COMMAND)
 )
 writer.begin(_flight_stream.SCHEMA)
-head = _messages.encode_message(message)
+head = wires.encode_message(message)
 writer.write_metadata(head[:40])  # Is refused, so that the server is heard.
 reader.read_chunk()
 writer.write_with_metadata(_flight_stream.make_batches(array)[0], head)
@@ -56,13 +52,13 @@ sys.stdin.read()
 
 @pytest.fixture
 def inbox():
-  inbox = _inbox.Inbox()
+  inbox = wires.Inbox()
   yield inbox
   inbox.close()
 
 
 def test_a_sender_is_killed_within_a_payload(inbox):
-  size = 2 * _flight_stream.CHUNK
+  size = 2 * flight_case.stream.CHUNK
   with flight_case.listen(inbox, size) as listener:
     with flight_case.spawn(SENDER, listener.address, size) as process:
       assert (
@@ -77,18 +73,18 @@ def test_a_sender_is_killed_within_a_payload(inbox):
 
 @pytest.mark.parametrize('num_chunks', [0, 8])
 def test_a_server_stops(num_chunks):
-  size = max(1, num_chunks) * _flight_stream.CHUNK
+  size = max(1, num_chunks) * flight_case.stream.CHUNK
   with flight_case.spawn(SERVER, size) as process:
     address = process.stdout.readline().strip()
     with flight_case.connect(address, size) as connection:
       connection.request(Message(Verb.HELLO), deadline=DEADLINE)
       process.send_signal(signal.SIGSTOP)
-      with pytest.raises(_wire.WireError, match=r'silent for 0\.3 seconds'):
+      with pytest.raises(wires.WireError, match=r'silent for 0\.3 seconds'):
         connection.request(
           Message(Verb.EXCHANGE), has_payload=num_chunks > 0, deadline=0.3
         )
-      with pytest.raises(_wire.WireError, match='no server'):
-        _flight_client.connect_flight(address, size, deadline=0.3)
+      with pytest.raises(wires.WireError, match='no server'):
+        wires.connect_flight(address, size, deadline=0.3)
 
 
 def test_a_server_is_killed():
@@ -98,10 +94,10 @@ def test_a_server_is_killed():
       connection.request(Message(Verb.HELLO), deadline=DEADLINE)
       process.kill()
       process.wait(DEADLINE)
-      with pytest.raises(_wire.WireError, match='is gone'):
+      with pytest.raises(wires.WireError, match='is gone'):
         connection.request(Message(Verb.HELLO), deadline=DEADLINE)
-    with pytest.raises(_wire.WireError, match='no server'):
-      _flight_client.connect_flight(address, SIZE, deadline=DEADLINE)
+    with pytest.raises(wires.WireError, match='no server'):
+      wires.connect_flight(address, SIZE, deadline=DEADLINE)
 
 
 @pytest.mark.parametrize('host', ['127.0.0.1', 'localhost', '::1'])
@@ -126,15 +122,15 @@ def test_a_client_that_does_nothing_is_hung_up_on(inbox, host):
 
 
 def test_who_does_not_take_its_answer_is_hung_up_on(inbox, monkeypatch):
-  monkeypatch.setattr('jasgd.runtime._flight_channel._PATIENCE', 0.3)
-  size = 8 * _flight_stream.CHUNK
+  monkeypatch.setattr('jasgd.runtime.wires._flight_server._PATIENCE', 0.3)
+  size = 8 * flight_case.stream.CHUNK
   with (
     flight_case.listen(inbox, size) as listener,
     flight_case.raw(listener) as raw,
   ):
     raw.writer.write_metadata(flight_case.HELLO)
     channel = inbox.get(DEADLINE).channel
-    channel.send(Message(Verb.SNAPSHOT), _buffers.Buffer(0, size))
+    channel.send(Message(Verb.SNAPSHOT), wires.Buffer(0, size))
     channel.close()
     start = time.monotonic()
     channel.join()

@@ -14,11 +14,11 @@ import pytest
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
-from jasgd.experiment import _running
-from jasgd.runtime import _flight_security
-from jasgd.runtime import _flight_stream
-from jasgd.runtime import _memory_wire
-from jasgd.runtime import _messages
+from jasgd.experiment.running import children
+from jasgd.runtime import wires
+from jasgd.runtime.wires import _flight_stream
+from jasgd.runtime.wires import _memory
+from jasgd.runtime.wires import _security
 from tests import live
 from tests.runtime import bad_messages
 
@@ -32,7 +32,7 @@ class _MemoryChannel:
   def __init__(self, address):
     self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     self._socket.settimeout(live.PATIENCE)
-    self._socket.connect('\0' + address.removeprefix(_memory_wire.SCHEME))
+    self._socket.connect('\0' + address.removeprefix(_memory._SCHEME))
     self.receive()
 
   def send(self, case):
@@ -41,7 +41,7 @@ class _MemoryChannel:
 
   def receive(self):
     packet = self._socket.recv(1 << 17)
-    return _messages.decode_message(packet[_memory_wire.PREFIX.size :])[0]
+    return wires.decode_message(packet[_memory._PREFIX.size :])[0]
 
   def close(self):
     self._socket.close()
@@ -51,7 +51,7 @@ class _FlightChannel:
   """A client of Flight that says whatever it likes."""
 
   def __init__(self, address, token, payload_size):
-    headers = [(b'authorization', _flight_security.make_bearer(token))]
+    headers = [(b'authorization', _security.make_bearer(token))]
     self._client = flight.FlightClient(address)
     self._writer, self._reader = self._client.do_exchange(
       flight.FlightDescriptor.for_command(_flight_stream.COMMAND),
@@ -65,7 +65,7 @@ class _FlightChannel:
     batches = self._batches if case.has_payload else []
     _flight_stream.write_message(self._writer, case.data, batches)
     chunk = self._reader.read_chunk()
-    answer, size = _messages.decode_message(memoryview(chunk.app_metadata))
+    answer, size = wires.decode_message(memoryview(chunk.app_metadata))
     while size > (0 if chunk.data is None else chunk.data.nbytes):
       size -= chunk.data.nbytes
       chunk = self._reader.read_chunk()
@@ -86,12 +86,12 @@ class _Training:
     settings = dataclasses.asdict(config)
     self.folder = workdirs.open_workdir(workdir, settings)
     self.run = live.Run(workdir, config)
-    job = _running.make_learner_job(config, self.folder)
+    job = children.make_learner_job(config, str(workdir))
     self._num_asked = 0
     self.children = [
       self._start(
         'server',
-        'jasgd.experiment:serve_config',
+        'jasgd.experiment.running.children:serve',
         {'config': settings, 'workdir': str(workdir)},
       )
     ] + [
@@ -148,7 +148,7 @@ def _talk(training, wire, rng, num_messages):
     left = min(PER_CHANNEL, num_messages - start)
     if rng.random() < 0.5:  # One that was let in can do more harm.
       welcome = channel.send(maker.make_welcome())
-      assert welcome.verb == _messages.Verb.SNAPSHOT
+      assert welcome.verb == wires.Verb.SNAPSHOT
       counts[True] += 1
       left -= 1
       maker = bad_messages.Maker(
@@ -157,7 +157,7 @@ def _talk(training, wire, rng, num_messages):
     for _ in range(left):
       case = maker.draw()
       answer = channel.send(case)
-      is_good = answer.verb != _messages.Verb.REFUSED
+      is_good = answer.verb != wires.Verb.REFUSED
       assert is_good == case.is_good, (case, answer)
       assert is_good or answer.text
       counts[is_good] += 1
@@ -184,7 +184,7 @@ def test_nonsense_is_refused_and_counted(num_messages, processes, tmp_path):
     assert min(sent.values()) > num_messages / 20
     assert set(refused) >= {
       *('garbage', 'truncated', 'oversized', 'damaged', 'verb', 'version'),
-      *('size', 'report', 'clock', 'stranger', 'learner', 'step', 'number'),
+      *('size', 'report', 'clock', 'stranger', 'worker', 'step', 'number'),
       *('future', 'hello', 'fingerprint', 'taken', 'twice'),
     }
     clock = status['clock']
@@ -197,7 +197,7 @@ def test_nonsense_is_refused_and_counted(num_messages, processes, tmp_path):
     training.end()
   records = training.run.load_trace().records
   for learner in range(len(WIRES)):  # Nobody had to come twice.
-    own = records['kind'][records['learner'] == learner]
+    own = records['kind'][records['worker'] == learner]
     assert np.count_nonzero(own == traces.Kind.JOIN) == 1
   for wire in WIRES:
     log = (training.folder.logs / f'{wire}.log').read_text()

@@ -13,10 +13,7 @@ from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd.engine import _mean
-from jasgd.runtime import _group_losses
-from jasgd.runtime import _group_mesh
-from jasgd.runtime import _group_votes
-from jasgd.runtime import group as groups
+from jasgd.runtime.nodes import _group
 from tests import trees
 from tests.runtime import peer_cases
 
@@ -25,7 +22,7 @@ NUM_STEPS = 12
 # Before the first vote they agree on a number and on a step, and exchange
 # addresses; every step has a mean.
 BEFORE_VOTE = 3
-Kind = traces.NodeKind
+Kind = traces.Kind
 
 
 class _KilledError(Exception):
@@ -101,10 +98,10 @@ class Group(peer_cases.Group):
       return result
 
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(_group_mesh, 'make_mesh', lambda num_nodes: None)
+      patch.setattr(_group, 'make_mesh', lambda num_nodes: None)
       patch.setattr(
-        _group_mesh,
-        'make_tell_all',
+        _group,
+        'make_all_gather',
         lambda mesh: lambda numbers: np.array(meet(numbers)),
       )
       patch.setattr(
@@ -117,7 +114,7 @@ class Group(peer_cases.Group):
         self.run,
         node,
         runtime.Registry(self.run),
-        runtime.Place(wires=self.wires),
+        runtime.BindAddress(wires=self.wires),
         linger=0.0,
         stopped=stopped,
       )
@@ -132,12 +129,15 @@ class Group(peer_cases.Group):
     self._meeting.lose(node)
 
 
+VOTE_SECONDS = _group._VOTE_SECONDS
+
+
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
   """Votes after 1, 2, 4, ... steps, however busy the machine is."""
-  monkeypatch.setattr(_group_votes, '_SECONDS', 1e6)
-  monkeypatch.setattr(groups, '_STOPPED_LINGER', 0.0)
-  monkeypatch.setattr(_group_losses, '_BLIND_PATIENCE', 0.0)
+  monkeypatch.setattr(_group, '_VOTE_SECONDS', 1e6)
+  monkeypatch.setattr(_group, '_STOPPED_LINGER', 0.0)
+  monkeypatch.setattr(_group, '_BLIND_PATIENCE', 0.0)
 
 
 def run_group(folder, **options):
@@ -155,11 +155,11 @@ def run_group(folder, **options):
 def list_numbers(trace, node):
   """The numbers of a node's means."""
   mixes = trace.mixes
-  return mixes['peer_version'][mixes['node'] == node].tolist()
+  return (mixes['group'][mixes['replica'] == node] - 1).tolist()
 
 
 def count_kind(trace, node, kind):
-  return np.count_nonzero(trace.of_node(node)['kind'] == kind)
+  return np.count_nonzero(trace.of_replica(node)['kind'] == kind)
 
 
 def test_local_sgd_in_threads_replays(tmp_path):
@@ -243,22 +243,22 @@ def test_whoever_loses_another_one_says_so(num_met, tmp_path):
   errors = dict(group.errors)
   assert sorted(errors) == [0, 2]
   for error in errors.values():
-    assert isinstance(error, runtime.GroupError)
-    assert 'cannot go on without it. Started again' in str(error)
+    assert isinstance(error, _group.GroupError)
+    assert 'cannot go on without it. If all nodes' in str(error)
   # Node 0 outlives the others, and may be the last to look.
   who = 'another process' if num_met < BEFORE_VOTE else 'node 1'
   assert f' {who} was lost' in str(errors[2])
 
 
 def test_of_several_who_are_gone_nobody_is_accused():
-  assert _group_losses._name([]) == 'another process'
-  assert _group_losses._name([2]) == 'node 2'
-  assert _group_losses._name([1, 2]).startswith('one of node 1, node 2 (')
+  assert _group._join_names([]) == 'another process'
+  assert _group._join_names([2]) == 'node 2'
+  assert _group._join_names([1, 2]).startswith('one of node 1, node 2 (')
 
 
 def test_other_errors_are_what_they_are():
-  losses = _group_losses.Losses(1, 2, None, 0, 0.0, lambda: 0)
-  with pytest.raises(ValueError, match='a bug'), losses.mind():
+  lost = _group.LostProcesses(1, 2, None, 0, 0.0, lambda: 0)
+  with pytest.raises(ValueError, match='a bug'), lost.detect_lost_peers():
     raise ValueError('This is a bug.')
 
 
@@ -282,3 +282,99 @@ def test_a_group_that_is_stopped_is_not_done(caplog, tmp_path):
   assert len(trace.steps) == NUM_STEPS * NUM_NODES  # Nothing was made twice.
   assert all(peer.describe()['is_done'] for peer in group.peers.values())
   group.check_replay()
+
+
+# --- Votes.
+
+
+class Voters:
+  """Votes of nodes whose steps take some seconds each, by a clock by hand."""
+
+  def __init__(self, seconds):
+    self._seconds = seconds
+    self._times = [100.0 * node for node in range(len(seconds))]
+    self._told = []
+    self._is_listening = True
+    self._votes = [
+      _group.Votes(self._all_gather, lambda node=node: self._times[node])
+      for node in range(len(seconds))
+    ]
+
+  def _all_gather(self, numbers):
+    """What all say, once they have been asked what they would."""
+    if not self._is_listening:
+      return np.array(self._told)
+    self._told.append(numbers)
+    raise InterruptedError
+
+  def vote(self, **own):
+    """All vote; how many steps they make then, which pass."""
+    options = {'is_stopping': False, 'is_diverged': False, 'is_due': False}
+    self._told, self._is_listening = [], True
+    for votes in self._votes:
+      with pytest.raises(InterruptedError):
+        votes.vote(**options, **own)
+    self._is_listening = False
+    verdicts = [votes.vote(**options, **own) for votes in self._votes]
+    assert all(verdict == verdicts[0] for verdict in verdicts)
+    for node, seconds in enumerate(self._seconds):
+      self._times[node] += verdicts[0].num_steps * seconds
+    return verdicts[0].num_steps
+
+  def slow_down(self, seconds):
+    """Steps take longer from now on."""
+    self._seconds = seconds
+
+
+@pytest.fixture
+def usual_votes(monkeypatch):
+  """Votes as often as in real runs."""
+  monkeypatch.setattr(_group, '_VOTE_SECONDS', VOTE_SECONDS)
+
+
+@pytest.mark.usefixtures('usual_votes')
+def test_votes_are_as_often_as_steps_are_long():
+  short = Voters((1e-3, 2e-4))
+  intervals = [short.vote() for _ in range(12)]
+  assert intervals[:5] == [1, 2, 4, 8, 16]
+  assert intervals[-1] == _group._MAX_STEPS
+  # Some steps may be long, as they are compiled, or from some time on.
+  short.slow_down((1e-3, 0.1))
+  short.vote()
+  assert [short.vote() for _ in range(3)] == [5, 5, 5]
+  short.slow_down((20.0, 0.1))
+  short.vote()
+  assert [short.vote() for _ in range(3)] == [1, 1, 1]
+  short.slow_down((0.0, 0.0))
+  assert [short.vote() for _ in range(4)] == [1, 2, 4, 8]
+
+
+@pytest.mark.usefixtures('usual_votes')
+@pytest.mark.parametrize('seconds', [0.0, 1e-6, 0.01, 0.3, 40.0, 1e5])
+def test_the_time_between_votes_is_bounded(seconds):
+  voters = Voters((seconds, seconds / 2))
+  for _ in range(30):
+    num_steps = voters.vote()
+    assert 1 <= num_steps <= _group._MAX_STEPS
+    assert num_steps * seconds <= max(seconds, VOTE_SECONDS)
+
+
+def make_votes(rows):
+  """Votes where others say what they say."""
+  return _group.Votes(lambda numbers: np.array([numbers, *rows(numbers)]))
+
+
+def test_what_all_agree_on():
+  assert make_votes(lambda own: [[3], [5]]).agree_on_number(4) == 5
+  pad = [-1] * 6
+  votes = make_votes(lambda own: [[10, 20, *pad], [20, 40, *pad]])
+  assert votes.agree_on_step({10: 1, 20: 2, 40: 3}) == 20
+  assert votes.agree_on_step([40]) is None
+  assert votes.agree_on_step([]) is None
+  votes = make_votes(lambda own: [own[::-1]])
+  found = votes.exchange_addresses('h:1')
+  assert found[0] == 'h:1'
+  verdict = make_votes(lambda own: [[1, 0, 0, 5], [0, 0, 1, 9]]).vote(
+    is_stopping=False, is_diverged=True, is_due=False
+  )
+  assert verdict == ([1], True, True, 1)

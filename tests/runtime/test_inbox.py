@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from jasgd.runtime import _inbox
+from jasgd.runtime import wires
 
 
 @pytest.fixture
 def inbox():
-  inbox = _inbox.Inbox()
+  inbox = wires.Inbox()
   yield inbox
   inbox.close()
 
@@ -141,7 +141,7 @@ def test_a_callback_may_unwatch_another(inbox):
 
 def test_close(pair):
   before = len(os.listdir('/proc/self/fd'))
-  inbox = _inbox.Inbox()
+  inbox = wires.Inbox()
   inbox.watch(pair[0].fileno(), tuple)
   inbox.close()
   inbox.close()

@@ -14,39 +14,36 @@ import sys
 import numpy as np
 import pytest
 
-from jasgd.runtime import _buffers
-from jasgd.runtime import _inbox
-from jasgd.runtime import _memory_client
-from jasgd.runtime import _memory_wire
-from jasgd.runtime import _messages
-from jasgd.runtime import _wire
+from jasgd.runtime import wires
+from jasgd.runtime.wires import _buffers
+from jasgd.runtime.wires import _memory
 
-DEADLINE = 10.0  # Seconds: never reached, unless something is broken.
+DEADLINE = 60.0  # Seconds: never reached, unless something is broken.
 SIZE = 10_000
-Message, Verb = _messages.Message, _messages.Verb
-PREFIX = _memory_wire.PREFIX
+Message, Verb = wires.Message, wires.Verb
+PREFIX = _memory._PREFIX
 # Answers FETCH with a snapshot, and nothing else with anything.
 SERVER = """
 import sys
-from jasgd.runtime import _buffers, _inbox, _memory_wire, _messages
-inbox = _inbox.Inbox()
-listener = _memory_wire.MemoryListener(inbox, int(sys.argv[1]))
+from jasgd.runtime import wires
+inbox = wires.Inbox()
+listener = wires.MemoryListener(inbox, int(sys.argv[1]))
 print(listener.address, flush=True)
-snapshot = _buffers.Buffer(0, int(sys.argv[1]), is_shared=True)
+snapshot = wires.Buffer(0, int(sys.argv[1]), is_shared=True)
 snapshot.array[:] = 7
 while (event := inbox.get(60)) is not None:
-  if event.message and event.message.verb == _messages.Verb.FETCH:
-    answer = _messages.Message(_messages.Verb.SNAPSHOT)
+  if event.message and event.message.verb == wires.Verb.FETCH:
+    answer = wires.Message(wires.Verb.SNAPSHOT)
     event.channel.send(answer, snapshot)
 """
 # Asks, and waits for ever.
 CLIENT = """
 import sys
-from jasgd.runtime import _memory_client, _messages
+from jasgd.runtime import wires
 address, size = sys.argv[1], int(sys.argv[2])
-connection = _memory_client.connect_memory(address, size, 30.0)
+connection = wires.connect_memory(address, size, 30.0)
 connection.outgoing[:] = 5
-fetch = _messages.Message(_messages.Verb.EXCHANGE)
+fetch = wires.Message(wires.Verb.EXCHANGE)
 connection.request(fetch, has_payload=True, deadline=60.0)
 connection.request(fetch, has_payload=True, deadline=60.0)
 """
@@ -56,10 +53,10 @@ class Server:
   """A listener whose owner is the test."""
 
   def __init__(self, **kwargs):
-    self.inbox = _inbox.Inbox()
-    self.listener = _memory_wire.MemoryListener(self.inbox, SIZE, **kwargs)
+    self.inbox = wires.Inbox()
+    self.listener = wires.MemoryListener(self.inbox, SIZE, **kwargs)
     self.name = '\0' + self.listener.address.removeprefix('memory:@')
-    self.pool = _buffers.BufferPool(SIZE, is_shared=True)
+    self.pool = wires.BufferPool(SIZE, is_shared=True)
 
   def get(self):
     event = self.inbox.get(DEADLINE)
@@ -110,7 +107,7 @@ def _connect_raw(server):
 
 def _connect(server, thread, **kwargs):
   future = thread.submit(
-    _memory_client.connect_memory,
+    wires.connect_memory,
     server.listener.address,
     SIZE,
     DEADLINE,
@@ -125,8 +122,8 @@ def _receive(raw):
   """Number of the buffer, message, file descriptors."""
   data, fds, _, _ = socket.recv_fds(raw, 100_000, 4)
   (index,) = PREFIX.unpack_from(data)
-  message, payload_size = _messages.decode_message(data[PREFIX.size :])
-  assert payload_size == (0 if index == _memory_wire.NO_PAYLOAD else SIZE)
+  message, payload_size = wires.decode_message(data[PREFIX.size :])
+  assert payload_size == (0 if index == _memory._NO_PAYLOAD else SIZE)
   return index, message, fds
 
 
@@ -155,7 +152,7 @@ def _count_memory():
 def _encode(payload_size=0, **kwargs):
   payload = np.zeros(payload_size, np.uint8) if payload_size else None
   message = Message(Verb.EXCHANGE, payload=payload)
-  return _messages.encode_message(message, **kwargs)
+  return wires.encode_message(message, **kwargs)
 
 
 @pytest.mark.parametrize('is_parked', [True, False])
@@ -163,7 +160,7 @@ def test_the_server_is_killed(is_parked, thread):
   memory = _count_memory()
   with _start(SERVER, SIZE) as process:
     address = process.stdout.readline().decode().strip()
-    connection = _memory_client.connect_memory(address, SIZE, DEADLINE)
+    connection = wires.connect_memory(address, SIZE, DEADLINE)
     answer = connection.request(Message(Verb.FETCH), deadline=DEADLINE)
     assert _has_name(address)
     # Nothing in /dev/shm or elsewhere that could be left.
@@ -178,14 +175,14 @@ def test_the_server_is_killed(is_parked, thread):
       future = thread.submit(
         connection.request, Message(Verb.STATUS), deadline=DEADLINE
       )
-    with pytest.raises(_wire.WireError, match=r'gone|closed'):
+    with pytest.raises(wires.WireError, match=r'gone|closed'):
       future.result(DEADLINE)
   # What the client got is its own, for as long as it wants.
   assert (answer.payload == 7).all()
   connection.outgoing[:] = 1
   assert not _has_name(address)
-  with pytest.raises(_wire.WireError, match='no server'):
-    _memory_client.connect_memory(address, SIZE, DEADLINE)
+  with pytest.raises(wires.WireError, match='no server'):
+    wires.connect_memory(address, SIZE, DEADLINE)
   del connection, answer, future
   assert _count_memory() == memory
 
@@ -206,7 +203,7 @@ def test_a_client_is_killed(is_parked, server):
   events = [server.get()]
   while (event := server.inbox.get(0)) is not None:
     events.append(event)
-  assert events[-1] == _wire.Event(channel)
+  assert events[-1] == wires.Event(channel)
   assert all(event.message is not None for event in events[:-1])
   del event, events, channel
   assert _count_memory() == memory + len(server.pool)
@@ -266,15 +263,15 @@ RUBBISH = {
   'payload too small': (_encode(SIZE - 1), 'size'),
   'payload too large': (_encode(SIZE + 1), 'size'),
   'payload damaged': (
-    _messages.encode_message(
+    wires.encode_message(
       Message(Verb.EXCHANGE, payload=np.ones(SIZE, np.uint8)),
       with_checksum=True,
     ),
     'damaged',
   ),
-  'just too long': (b'a' * (_memory_wire.MAX_PACKET + 1), 'oversized'),
+  'just too long': (b'a' * (_memory._MAX_PACKET + 1), 'oversized'),
   'far too long': (
-    _encode() + bytes(2 * _memory_wire.MAX_PACKET),
+    _encode() + bytes(2 * _memory._MAX_PACKET),
     'oversized',
   ),
 }
@@ -301,9 +298,9 @@ def test_rubbish_is_refused_and_the_client_may_stay(kind, server):
 
 def test_longest_message_that_is_allowed(server, thread):
   connection = _connect(server, thread)
-  numbers = [1] * (_messages.MAX_TEXT // 2 - 2) + [12]
+  numbers = [1] * (wires.MAX_TEXT // 2 - 2) + [12]
   text = json.dumps(numbers, separators=(',', ':'))
-  assert len(text) == _messages.MAX_TEXT
+  assert len(text) == wires.MAX_TEXT
   future = thread.submit(
     connection.request, Message(Verb.REPORT, text=text), deadline=DEADLINE
   )
@@ -311,7 +308,7 @@ def test_longest_message_that_is_allowed(server, thread):
   assert json.loads(event.message.text) == numbers
   event.channel.send(Message(Verb.ANSWER, text=text))
   assert json.loads(future.result(DEADLINE).text) == numbers
-  with pytest.raises(_messages.MessageError, match='at most'):
+  with pytest.raises(wires.MessageError, match='at most'):
     connection.request(Message(Verb.REPORT, text=text + 'a'), deadline=1.0)
   connection.close()
 
@@ -330,10 +327,10 @@ def test_a_client_that_does_not_read_is_dropped(is_rubbish, server):
         channel.send(Message(Verb.WAIT, text='a reason ' * 20))
       while (event := server.inbox.get(0)) is not None:
         events.append(event)
-      if events and events[-1] == _wire.Event(channel):
+      if events and events[-1] == wires.Event(channel):
         break
-    assert events.count(_wire.Event(channel)) == 1
-    assert events[-1] == _wire.Event(channel)
+    assert events.count(wires.Event(channel)) == 1
+    assert events[-1] == wires.Event(channel)
     assert all(event.error is not None for event in events[:-1])
     assert bool(events[:-1]) == is_rubbish
     channel.send(Message(Verb.ANSWER))
@@ -352,18 +349,18 @@ def test_many_who_say_nothing(server, thread):
     event.channel.send(Message(Verb.ANSWER))
     future.result(DEADLINE)
     connection.close()
-    assert server.get() == _wire.Event(event.channel)
+    assert server.get() == wires.Event(event.channel)
 
 
 def test_no_more_than_allowed(thread):
   server = Server(max_channels=2)
   connections = [_connect(server, thread) for _ in range(2)]
   future = thread.submit(
-    _memory_client.connect_memory, server.listener.address, SIZE, DEADLINE
+    wires.connect_memory, server.listener.address, SIZE, DEADLINE
   )
   error = server.get().error
   assert error.reason == 'crowded'
-  with pytest.raises(_wire.RefusedError, match='2 clients'):
+  with pytest.raises(wires.RefusedError, match='2 clients'):
     future.result(DEADLINE)
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
     raw.connect(server.name)  # And goes before it is told.
@@ -416,7 +413,7 @@ def _assert_stranger_is_refused(server, raw):
 
 def test_another_user_is_refused(server, monkeypatch):
   monkeypatch.setattr(
-    _memory_wire, 'read_credentials', lambda _: (1, os.geteuid() + 1)
+    _memory, '_read_credentials', lambda _: (1, os.geteuid() + 1)
   )
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
     raw.connect(server.name)
@@ -436,10 +433,10 @@ def test_another_user_is_refused_by_what_the_kernel_says(server):
 
 def test_a_server_of_another_user_is_not_trusted(server, monkeypatch):
   monkeypatch.setattr(
-    _memory_wire, 'read_credentials', lambda _: (1, os.geteuid() + 1)
+    _memory, '_read_credentials', lambda _: (1, os.geteuid() + 1)
   )
-  with pytest.raises(_wire.WireError, match='user'):
-    _memory_client.connect_memory(server.listener.address, SIZE, DEADLINE)
+  with pytest.raises(wires.WireError, match='user'):
+    wires.connect_memory(server.listener.address, SIZE, DEADLINE)
 
 
 @pytest.mark.parametrize('has_fd', [False, True])
@@ -450,7 +447,7 @@ def test_a_server_of_another_user_is_not_trusted(server, monkeypatch):
     b'abc',
     PREFIX.pack(-2),
     PREFIX.pack(-2) + b'garbage',
-    PREFIX.pack(-1) + _messages.encode_message(Message(Verb.ANSWER)),
+    PREFIX.pack(-1) + wires.encode_message(Message(Verb.ANSWER)),
     PREFIX.pack(0) + _encode(2 * SIZE),
     PREFIX.pack(-2) + _encode(2 * SIZE),
   ],
@@ -465,7 +462,7 @@ def test_a_server_that_talks_nonsense(packet, has_fd, thread):
     listener.bind('\0' + name)
     listener.listen()
     future = thread.submit(
-      _memory_client.connect_memory, f'memory:@{name}', SIZE, DEADLINE
+      wires.connect_memory, f'memory:@{name}', SIZE, DEADLINE
     )
     accepted, _ = listener.accept()
     with accepted:
@@ -473,7 +470,7 @@ def test_a_server_that_talks_nonsense(packet, has_fd, thread):
         socket.send_fds(accepted, [packet], [memory])
       else:
         accepted.send(packet)
-      with pytest.raises((_wire.WireError, _wire.RefusedError)):
+      with pytest.raises((wires.WireError, wires.RefusedError)):
         future.result(DEADLINE)
   os.close(memory)
   del future, array
@@ -482,14 +479,14 @@ def test_a_server_that_talks_nonsense(packet, has_fd, thread):
 
 
 def test_nobody_lets_the_client_in(server):
-  with pytest.raises(_wire.WireError, match=r'0\.05'):
-    _memory_client.connect_memory(server.listener.address, SIZE, 0.05)
+  with pytest.raises(wires.WireError, match=r'0\.05'):
+    wires.connect_memory(server.listener.address, SIZE, 0.05)
 
 
 @pytest.mark.parametrize('address', ['queue:', 'memory:', '@jasgd-1', ''])
 def test_no_address(address):
   with pytest.raises(ValueError, match=f'memory:@.*{address}'):
-    _memory_client.connect_memory(address, SIZE, DEADLINE)
+    wires.connect_memory(address, SIZE, DEADLINE)
 
 
 def test_checksums(server, thread):
@@ -502,7 +499,7 @@ def test_checksums(server, thread):
     deadline=DEADLINE,
   )
   event = server.get()
-  assert event.message.flags == _messages.Flag.HAS_CHECKSUM
+  assert event.message.flags == wires.Flag.HAS_CHECKSUM
   assert (event.message.payload == 9).all()
   event.channel.send(Message(Verb.ANSWER))
   future.result(DEADLINE)
@@ -516,7 +513,7 @@ def test_a_snapshot_that_can_not_be_passed(size, is_shared, server):
   with _connect_raw(server) as raw:
     raw.send(_encode())
     channel, _, _ = server.get()
-    buffer = _buffers.Buffer(0, size, is_shared=is_shared)
+    buffer = wires.Buffer(0, size, is_shared=is_shared)
     with pytest.raises(ValueError, match=f'shared and have {SIZE} bytes'):
       channel.send(Message(Verb.SNAPSHOT), buffer)
     buffer.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from jasgd.runtime import _messages
+from jasgd.runtime.wires import _messages
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -24,13 +24,15 @@ MESSAGES = st.builds(
   flags=st.integers(0, 2**32 - 1).map(
     lambda flags: flags & ~int(_messages.Flag.HAS_CHECKSUM)
   ),
-  learner=INT32,
+  worker=INT32,
   incarnation=INT32,
   step=INT64,
-  clock=INT64,
+  version=INT64,
   seconds=FLOAT,
   loss=FLOAT,
   rate=FLOAT,
+  share=FLOAT,
+  mass=FLOAT,
   # Other characters are replaced: see the tests of texts.
   text=st.text(
     st.characters(codec='ascii', categories=['L', 'P']), max_size=40
@@ -55,7 +57,8 @@ def _list_fields(message):
 
 def _reseal(data):
   """With a checksum that is right, whatever else is not."""
-  head, text = bytes(data[:76]), bytes(data[80:])
+  size = _messages.HEAD_SIZE
+  head, text = bytes(data[: size - 4]), bytes(data[size:])
   return head + struct.pack('<I', zlib.crc32(head + text)) + text
 
 
@@ -103,7 +106,7 @@ def test_appended_bytes_are_found(message, more):
 
 
 @pytest.mark.parametrize(
-  'start', [b'', _messages.MAGIC, _messages.MAGIC + b'\x01\x00'], ids=repr
+  'start', [b'', _messages.MAGIC, _messages.MAGIC + b'\x02\x00'], ids=repr
 )
 @hypothesis.given(garbage=st.binary(max_size=300))
 @settings
@@ -115,10 +118,10 @@ def test_garbage_is_refused(start, garbage):
 @pytest.mark.parametrize(
   ('position', 'value', 'reason'),
   [
-    pytest.param(4, b'\x02\x00', 'version', id='newer'),
+    pytest.param(4, b'\x03\x00', 'version', id='newer'),
     pytest.param(6, b'\x00', 'garbage', id='no such verb'),
     pytest.param(20, b'\xff\xff\xff\xff', 'oversized', id='endless text'),
-    pytest.param(80, b'\xff', 'garbage', id='no UTF-8'),
+    pytest.param(_messages.HEAD_SIZE, b'\xff', 'garbage', id='no UTF-8'),
   ],
 )
 def test_wrong_but_with_a_right_checksum(position, value, reason):

@@ -9,13 +9,13 @@ import optax
 import pytest
 
 from jasgd import gossip
+from jasgd import runtime
 from jasgd import tasks
 from jasgd import traces
-from jasgd.runtime import _buffers
-from jasgd.runtime import _node_settings
-from jasgd.runtime import _node_weights
+from jasgd.runtime import wires
+from jasgd.runtime.nodes import _weights
 
-Kind = traces.NodeKind
+Kind = traces.Kind
 DIMENSION, RATE, NODE = 4, 0.25, 2
 # f(w) = |w - w*|^2 / 2, without noise: a gradient is w - w*.
 TASK = tasks.make_task(
@@ -56,7 +56,7 @@ class Log:
 
 def open_node(**options):
   """The weights of a node, and what became known of them."""
-  settings = _node_settings.NodeSettings(
+  settings = runtime.NodeSettings(
     task=TASK,
     optimizer=OPTIMIZER,
     strategy=gossip.Pull(),
@@ -67,7 +67,7 @@ def open_node(**options):
   layout = settings.make_layout()
   log = Log(layout)
   machine = settings.strategy.make_node(NODE, 4)
-  weights = _node_weights.NodeWeights(settings, NODE, layout, log, log, machine)
+  weights = _weights.NodeWeights(settings, NODE, layout, log, log, machine)
   weights.publish()
   ((_, version, step, mass, params),) = log.events
   assert (version, step, mass) == (0, 0, 0.0)
@@ -83,9 +83,9 @@ def node():
 
 
 def make_other(node, peer, version, step, weight, value):
-  payload = _buffers.make_aligned(node.layout.size)
+  payload = wires.make_aligned(node.layout.size)
   node.layout.pack((np.full(DIMENSION, value, np.float32), {}), payload)
-  return _node_weights.Other(peer, version, step, weight, payload)
+  return _weights.Source(peer, version, step, weight, payload)
 
 
 def check_change(node, kind, **expected):
@@ -120,7 +120,7 @@ def test_a_step_is_written_down_before_it_is_shown(node):
     expected = step_from(node.params)
     node.weights.make_step(node.machine.on_step)
     (row,), params = check_change(
-      node, Kind.STEP, version=step + 1, peer_version=step, step=step + 1
+      node, Kind.STEP, version=step + 1, read_version=step, step=step + 1
     )
     assert row['start_time'] == step + 1  # When it was begun.
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
@@ -143,12 +143,12 @@ def test_a_mix_is_written_down_before_it_is_shown(node):
       Kind.MIX,
       version=number + 2,
       step=1,
-      mix=number,
+      group=number + 1,
       own_weight=0.625,
       mass=0.5 + number,
       start_time=3.5,
     )
-    names = ('peer', 'peer_version', 'peer_step', 'peer_weight')
+    names = ('source', 'source_version', 'source_step', 'weight')
     assert [tuple(row[name] for name in names) for row in rows] == [
       (0, 7, 6, 0.25),
       (3, 9, 5, 0.125),
@@ -169,38 +169,40 @@ def test_a_move_to_the_centre_is_written_down_before_it_is_shown(
   """With `is_before`, the next gradient is where the weights were."""
   for number in range(3):
     before, version = node.params, node.weights.version
-    centre = make_other(node, traces.CENTRE, 40, 40, 0.125, 2.0)
-    force, stats = node.weights.pull_centre(centre, 0.5, is_before=is_before)
+    centre = make_other(node, traces.SERVER, 40, 40, 0.125, 2.0)
+    force, stats = node.weights.pull_centre(
+      centre, 0.5, keeps_gradient=is_before
+    )
     (row,), moved = check_change(
       node,
       Kind.MIX,
       version=version + 1,
       step=number,
-      mix=number,
+      group=number + 1,
       own_weight=0.875,
       start_time=0.5,
     )
-    assert (row['peer'], row['peer_weight']) == (traces.CENTRE, 0.125)
-    assert (row['peer_version'], row['peer_step']) == (40, 40)
+    assert (row['source'], row['weight']) == (traces.SERVER, 0.125)
+    assert (row['source_version'], row['source_step']) == (40, 40)
     assert not stats
     np.testing.assert_allclose(force, 0.125 * (before - 2.0), rtol=1e-5)
     np.testing.assert_array_equal(moved, before - np.asarray(force))
     node.weights.make_step(node.machine.on_step)
     read_version = version if is_before else version + 1
     _, params = check_change(
-      node, Kind.STEP, version=version + 2, peer_version=read_version
+      node, Kind.STEP, version=version + 2, read_version=read_version
     )
     expected = step_from(moved, before if is_before else moved)
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_only_the_next_gradient_is_taken_before_the_move(node):
-  centre = make_other(node, traces.CENTRE, 40, 40, 0.125, 2.0)
-  node.weights.pull_centre(centre, 0.5, is_before=True)
+  centre = make_other(node, traces.SERVER, 40, 40, 0.125, 2.0)
+  node.weights.pull_centre(centre, 0.5, keeps_gradient=True)
   for read_version in (0, 2, 3):
     node.log.events.clear()
     node.weights.make_step(node.machine.on_step)
-    check_change(node, Kind.STEP, peer_version=read_version)
+    check_change(node, Kind.STEP, read_version=read_version)
 
 
 @pytest.mark.parametrize('change', ['step', 'mix', 'centre'])
@@ -216,7 +218,7 @@ def test_what_could_not_be_written_is_not_shown(node, change):
   changes = {
     'step': lambda: weights.make_step(node.machine.on_step),
     'mix': lambda: weights.mix([other], 0.5, 0.0),
-    'centre': lambda: weights.pull_centre(other, 0.0, is_before=False),
+    'centre': lambda: weights.pull_centre(other, 0.0, keeps_gradient=False),
   }
   with pytest.raises(OSError, match='No space'):
     changes[change]()
@@ -236,10 +238,10 @@ def test_a_node_that_comes_back_has_a_version_of_its_own(node):
   node.log.events.clear()
   node.weights.restore(kept, position)
   node.weights.publish()
-  check_change(node, Kind.RESTART, version=4, peer_version=2, step=2, mass=0.25)
+  check_change(node, Kind.RESTART, version=4, read_version=2, step=2, mass=0.25)
   expected = step_from(node.params)
   node.weights.make_step(node.machine.on_step)
-  _, params = check_change(node, Kind.STEP, version=5, peer_version=4, step=3)
+  _, params = check_change(node, Kind.STEP, version=5, read_version=4, step=3)
   np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
 
 

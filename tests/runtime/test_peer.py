@@ -12,10 +12,12 @@ from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.runtime import nodes
+from jasgd.runtime import wires
 from tests.engine import node_cases
 from tests.runtime import peer_cases
 
-Kind = traces.NodeKind
+Kind = traces.Kind
 
 
 def _get_statistics(weights):
@@ -46,20 +48,21 @@ def test_nodes_replay_to_the_same_bits(name, wire, tmp_path):
   trace = group.load_trace()
   assert len(trace.steps) == 40 * peer_cases.NUM_NODES
   assert len(trace.mixes) > 20
-  assert trace.header['bytes_per_message'] >= 4 * 40  # Of both.
+  assert trace.header['bytes_per_push'] >= 4 * 40  # Of both.
   # As many messages, hence bytes, as hosts have sent.
-  columns = traces.summarize_nodes(trace).nodes
+  columns = traces.summarize(trace).workers.traffic
   num_sent = {
-    node: peer._station.host.num_sent for node, peer in group.peers.items()
+    node: peer._files.snapshots.desk.num_sent
+    for node, peer in group.peers.items()
   }
-  centre = num_sent.pop(traces.CENTRE, None)
+  centre = num_sent.pop(traces.SERVER, None)
   if centre is not None:
     assert columns.num_received.sum() == centre
-    assert columns.num_sent.sum() == len(trace.of_node(traces.CENTRE)) - 1
+    assert columns.num_sent.sum() == len(trace.of_replica(traces.SERVER)) - 1
   elif 'pull' in name:
     assert columns.num_sent.tolist() == [num_sent[node] for node in range(3)]
-  size = trace.header['bytes_per_message']
-  assert columns.bytes_sent.tolist() == (size * columns.num_sent).tolist()
+  size = trace.header['bytes_per_push']
+  assert columns.sent.tolist() == (size * columns.num_sent).tolist()
   # All are near each other, and so are their statistics.
   rows = np.asarray(_get_statistics(node_cases.stack_nodes(replayed)))
   assert np.ptp(rows, axis=0).max() < np.abs(rows).max()
@@ -84,20 +87,20 @@ def test_a_joiner_starts_from_the_weights_of_another_node(tmp_path):
       group.stop(node)
     group.wait()
   trace = group.load_trace()
-  own = trace.of_node(2)
+  own = trace.of_replica(2)
   join, mix = own[:2]
   assert join['kind'] == Kind.JOIN
   assert mix['kind'] == Kind.MIX
-  assert (mix['own_weight'], mix['peer_weight'], mix['mass']) == (0, 1, 0)
-  assert mix['peer_version'] > 0
-  assert mix['peer'] in (0, 1)
+  assert (mix['own_weight'], mix['weight'], mix['mass']) == (0, 1, 0)
+  assert mix['source_version'] > 0
+  assert mix['source'] in (0, 1)
   # Those who began without it have the whole mass, and share it with it.
   last = [
-    trace.of_node(node)[-1]['mass'] for node in range(peer_cases.NUM_NODES)
+    trace.of_replica(node)[-1]['mass'] for node in range(peer_cases.NUM_NODES)
   ]
   assert sum(last) == pytest.approx(2)
   assert last[2] > 0
-  assert traces.summarize_nodes(trace).lost_mass == 0
+  assert traces.summarize(trace).lost_mass == 0
   group.check_replay()
 
 
@@ -113,14 +116,14 @@ def test_a_joiner_of_elastic_averaging_starts_from_the_centre(tmp_path):
     group.wait_for_steps(0, 20)
     group.start(2)
     group.wait_for_steps(2, 10)
-    for node in (*range(peer_cases.NUM_NODES), traces.CENTRE):
+    for node in (*range(peer_cases.NUM_NODES), traces.SERVER):
       group.stop(node)
     group.wait()
-  join, mix = group.load_trace().of_node(2)[:2]
+  join, mix = group.load_trace().of_replica(2)[:2]
   assert (join['kind'], mix['kind']) == (Kind.JOIN, Kind.MIX)
-  assert (mix['own_weight'], mix['peer_weight']) == (0, 1)
-  assert mix['peer'] == traces.CENTRE
-  assert mix['peer_version'] > 0
+  assert (mix['own_weight'], mix['weight']) == (0, 1)
+  assert mix['source'] == traces.SERVER
+  assert mix['source_version'] > 0
   group.check_replay()
 
 
@@ -129,7 +132,7 @@ class MetOne:
 
   alive = (0,)
 
-  def ask(self, peer):
+  def get_status(self, peer):
     """How it stands."""
     assert peer == 0
     return {'has_begun': True, 'began_with': [0, 1, 2], 'origin': -50.0}
@@ -142,8 +145,8 @@ def test_who_is_yet_to_be_met_is_not_late(tmp_path):
   node._begin(MetOne(), None)  # It does not join.
   assert node.describe()['began_with'] == [0, 1, 2]
   # Times count from the earliest beginning that anybody knows of.
-  assert node._station.host._describe()['origin'] == -50.0
-  node._station._stack.close()
+  assert node._files._describe()['origin'] == -50.0
+  node._files._stack.close()
 
 
 class MetLate(MetOne):
@@ -163,7 +166,7 @@ def test_what_it_takes_to_compile_is_no_waiting(tmp_path, monkeypatch):
   monkeypatch.setattr(time, 'monotonic', lambda: now + 2 * start)
   node._begin(MetLate(), None)
   assert node.describe()['began_with'] == [0, 1, 2]
-  node._station._stack.close()
+  node._files._stack.close()
 
 
 def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
@@ -175,7 +178,7 @@ def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
   first = group.settings.make_weights()[0]
   try:
     for number, node in enumerate(
-      (traces.CENTRE, *range(peer_cases.NUM_NODES))
+      (traces.SERVER, *range(peer_cases.NUM_NODES))
     ):
       # Everybody has weights of its own.
       own = (first + np.float32(number), {'mean': np.zeros(20, np.float32)})
@@ -186,7 +189,7 @@ def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
     group.close()
   weights = [
     workdirs.load_params(runtime.find_folder(group.run, member))
-    for member in (traces.CENTRE, *range(peer_cases.NUM_NODES))
+    for member in (traces.SERVER, *range(peer_cases.NUM_NODES))
   ]
   expected = 4 * np.asarray(first) + sum(range(peer_cases.NUM_NODES + 1))
   np.testing.assert_allclose(sum(weights), expected, rtol=1e-5, atol=1e-5)
@@ -196,7 +199,7 @@ def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
 def test_nodes_go_on_from_their_checkpoints(tmp_path):
   with peer_cases.start_group(tmp_path, 'pull', num_steps=10) as group:
     group.wait()
-  assert [len(group.load_trace().of_node(n)) > 10 for n in range(3)] == [
+  assert [len(group.load_trace().of_replica(n)) > 10 for n in range(3)] == [
     True
   ] * 3
   with peer_cases.start_group(tmp_path, 'pull', num_steps=20) as group:
@@ -208,3 +211,104 @@ def test_nodes_go_on_from_their_checkpoints(tmp_path):
   )
   assert len(trace.steps) == 20 * peer_cases.NUM_NODES
   group.check_replay()
+
+
+# --- Ends.
+
+
+def find_last_masses(trace):
+  """The masses with which nodes have ended in good order."""
+  last = [trace.of_replica(node)[-1] for node in range(peer_cases.NUM_NODES)]
+  assert [record['kind'] for record in last] == [Kind.END] * len(last)
+  return [record['mass'] for record in last]
+
+
+@pytest.mark.parametrize('wire', ['memory', 'flight'])
+def test_nodes_that_are_stopped_one_by_one_keep_all_mass(wire, tmp_path):
+  """The slower send to those who have ended, and to those who are gone."""
+  with peer_cases.start_group(
+    tmp_path,
+    'push-sum',
+    wires=(wire,),
+    num_steps=100_000,
+    min_seconds=(0.002, 0.005, 0.02),
+    deadlines=peer_cases.PATIENT,
+  ) as group:
+    for node in range(peer_cases.NUM_NODES):
+      for other in range(node, peer_cases.NUM_NODES):
+        step = group.peers[other].describe()['step']
+        group.wait_for_steps(other, step + 6)
+      group.stop(node)
+    group.wait()
+  trace = group.load_trace()
+  assert sum(find_last_masses(trace)) == pytest.approx(peer_cases.NUM_NODES)
+  assert Kind.LOST not in trace.records['kind']
+  summary = traces.summarize(trace)
+  assert (summary.lost_mass, summary.num_deaths) == (0, 0)
+  assert not any(peer.describe()['is_done'] for peer in group.peers.values())
+  group.check_replay()
+
+
+@pytest.mark.parametrize('name', ['push', 'push-sum'])
+def test_who_saves_for_the_last_time_takes_nothing(name, tmp_path):
+  """It still answers, so that its peers know and keep what they sent."""
+  with peer_cases.start_group(tmp_path, name, num_steps=100_000) as group:
+    group.wait_for_steps(0, 5)
+    files = group.peers[0]._files
+    finish, fates = files.finish, []
+
+    def finish_late(*state):
+      registry = runtime.Registry(group.run)
+      connection = registry.connect(0)(files.layout.size)
+      greeting = nodes.make_hello(files._fingerprint, 1, None, 0.0)
+      for message in (
+        wires.Message(wires.Verb.HELLO, text=greeting),
+        wires.Message(wires.Verb.EXCHANGE, worker=1, share=0.25),
+      ):
+        answer = connection.request(
+          message,
+          has_payload=message.verb == wires.Verb.EXCHANGE,
+          deadline=peer_cases.PATIENCE,
+        )
+        fates.append(answer.fate)
+      connection.close()
+      finish(*state)
+
+    files.finish = finish_late
+    group.stop(0)
+  assert fates == [0, gossip.Outcome.DONE]
+  assert (
+    group.peers[0].describe()['mass']
+    == group.load_trace().of_replica(0)[-1]['mass']
+  )
+  group.check_replay()
+
+
+@pytest.mark.parametrize('name', ['push', 'elastic'])
+def test_a_node_or_centre_ends_with_its_thread(name, tmp_path):
+  """What others sent could not be handled: whoever started it must know."""
+  member = traces.SERVER if name == 'elastic' else 0
+
+  def fail(message):
+    raise OSError('No space left')
+
+  with peer_cases.start_group(tmp_path, name, num_steps=100_000) as group:
+    for node in range(peer_cases.NUM_NODES):
+      group.wait_for_steps(node, 1)
+    group.peers[member]._files.snapshots._receive = fail
+    group.stop(member, is_told=False)
+  (error,) = group.errors
+  assert 'No space left' in str(error)
+  assert Kind.END not in group.load_trace().of_replica(member)['kind']
+
+
+def test_a_node_ends_with_the_search_for_others(tmp_path):
+  def fail():
+    raise OSError('Stale file handle')
+
+  with peer_cases.start_group(tmp_path, 'pull', num_steps=100_000) as group:
+    group.wait_for_steps(0, 1)
+    group.peers[0]._registry.list_members = fail
+    group.stop(0, is_told=False)
+  (error,) = group.errors
+  assert 'Stale file handle' in str(error)

@@ -9,13 +9,12 @@ from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir
-from jasgd.runtime import _buffers
-from jasgd.runtime import _messages
-from jasgd.runtime import peer as peers
+from jasgd.runtime import wires
+from jasgd.runtime.nodes import _peer
 from tests import live
 from tests.runtime import peer_cases
 
-Kind = traces.NodeKind
+Kind = traces.Kind
 
 
 class KilledError(Exception):
@@ -49,19 +48,19 @@ def test_who_was_killed_before_it_saved_joins_the_others(name, tmp_path):
       group.stop(node)
     assert not group.errors
   trace = group.load_trace()
-  own = trace.of_node(2)
+  own = trace.of_replica(2)
   (index,) = np.flatnonzero(own['kind'] == Kind.RESTART)
   restart, join, mix = own[index : index + 3]
-  assert restart['peer_version'] == restart['step'] == 0
+  assert restart['read_version'] == restart['step'] == 0
   assert (join['kind'], join['version']) == (Kind.JOIN, restart['version'])
   assert (mix['kind'], mix['version']) == (Kind.MIX, restart['version'] + 1)
-  assert (mix['own_weight'], mix['peer_weight'], mix['mass']) == (0, 1, 0)
-  assert mix['peer'] in (0, 1)
-  assert mix['peer_step'] > 0
-  summary = traces.summarize_nodes(trace)
+  assert (mix['own_weight'], mix['weight'], mix['mass']) == (0, 1, 0)
+  assert mix['source'] in (0, 1)
+  assert mix['source_step'] > 0
+  summary = traces.summarize(trace)
   assert (summary.num_deaths, summary.num_returns) == (1, 1)
   if name == 'push-sum':  # What it had died with it, and nothing was made.
-    masses = [trace.of_node(node)[-1]['mass'] for node in range(3)]
+    masses = [trace.of_replica(node)[-1]['mass'] for node in range(3)]
     assert sum(masses) < 3
     assert masses[2] > 0
     assert summary.lost_mass == pytest.approx(3 - sum(masses))
@@ -82,14 +81,14 @@ def test_a_run_that_was_killed_before_it_saved_begins_again(tmp_path):
   trace = group.load_trace()
   assert Kind.JOIN not in trace.records['kind']
   restarts = trace.records[trace.records['kind'] == Kind.RESTART]
-  assert sorted(restarts['node']) == [0, 1, 2]
+  assert sorted(restarts['replica']) == [0, 1, 2]
   for node in range(3):
-    own = trace.of_node(node)
+    own = trace.of_replica(node)
     own = own[own['kind'] != Kind.LOST]
     (index,) = np.flatnonzero(own['kind'] == Kind.RESTART)
     assert own[index]['mass'] == own[index - 1]['mass']
-  masses = [trace.of_node(node)[-1]['mass'] for node in range(3)]
-  lost = traces.summarize_nodes(trace).lost_mass
+  masses = [trace.of_replica(node)[-1]['mass'] for node in range(3)]
+  lost = traces.summarize(trace).lost_mass
   assert lost == pytest.approx(3 - sum(masses), abs=1e-9)
   assert lost > -1e-9
   group.check_replay()
@@ -111,9 +110,9 @@ def test_a_node_goes_on_from_an_earlier_checkpoint_if_the_last_is_damaged(
     for node in range(peer_cases.NUM_NODES):
       group.stop(node)
     assert not group.errors
-  records = group.load_trace().of_node(2)
+  records = group.load_trace().of_replica(2)
   (restart,) = records[records['kind'] == Kind.RESTART]
-  assert restart['peer_version'] == earlier
+  assert restart['read_version'] == earlier
   assert (own.checkpoints / f'{last}.broken').is_dir()
   group.check_replay()
 
@@ -128,24 +127,24 @@ class Others:
     nothing = {'has_begun': False, 'began_with': [], 'origin': 0.0}
     self._status = {**nothing, **status}
 
-  def ask(self, peer):
+  def get_status(self, peer):
     """How it stands."""
     assert peer == 0
     return self._status
 
   def pull(self, peer):
     """Its weights."""
-    payload = _buffers.make_aligned(self._size)
+    payload = wires.make_aligned(self._size)
     payload[:] = 0
-    return _messages.Message(
-      _messages.Verb.SNAPSHOT, clock=6, step=4, payload=payload
+    return wires.Message(
+      wires.Verb.SNAPSHOT, version=6, step=4, payload=payload
     )
 
 
 def begin(group, node, **status):
   """How a node stands, and what it has written, when it has begun."""
   peer = group.make(node, threading.Event())
-  book, kinds = peer._station.book, []
+  book, kinds = peer._files.recorder, []
   write = book.write
 
   def note(kind, rows):
@@ -155,11 +154,11 @@ def begin(group, node, **status):
   book.write = note
   try:
     peer._restore()
-    others = Others(peer._station.layout.size, **status)
+    others = Others(peer._files.layout.size, **status)
     peer._begin(others, peer._make_exchanger(others))
     return peer.describe(), kinds
   finally:
-    peer._station._stack.close()
+    peer._files._stack.close()
 
 
 @pytest.mark.parametrize(
@@ -185,22 +184,22 @@ def test_who_has_nothing_joins_those_who_have_something(
 def test_who_comes_again_has_begun_with_nobody(tmp_path):
   group = peer_cases.Group(tmp_path, gossip.PushSum())
   peer = group.make(0, threading.Event())
-  station = peer._station
+  files = peer._files
 
   def list_company():
-    return station.host._describe()['began_with']
+    return files._describe()['began_with']
 
   try:
     for node in (1, 2):
-      station._meet(node, None, 1.0)
+      files._note_node(node, None, 1.0)
     peer._began_with = [0, 1, 2]
-    station._meet(1, None, 1.0)  # A connection was lost, and no more.
+    files._note_node(1, None, 1.0)  # A connection was lost, and no more.
     assert list_company() == [0, 1, 2]
-    station._meet(1, None, 5.0)
-    station._meet(1, None, 5.0)
+    files._note_node(1, None, 5.0)
+    files._note_node(1, None, 5.0)
     assert list_company() == [0, 2]
   finally:
-    station._stack.close()
+    files._stack.close()
 
 
 class Dead:
@@ -213,7 +212,7 @@ class Dead:
   def alive(self):
     return self._alive.pop(0) if len(self._alive) > 1 else self._alive[0]
 
-  def ask(self, peer):
+  def get_status(self, peer):
     return {'has_begun': False, 'began_with': [], 'origin': 0.0}
 
   def wait_for(self, *_):
@@ -223,18 +222,18 @@ class Dead:
 @pytest.mark.parametrize('is_seen', [True, False])
 def test_who_came_and_died_is_not_waited_for(is_seen, tmp_path, monkeypatch):
   """It may have begun already, and nobody else has."""
-  monkeypatch.setattr(peers, '_GRACE', 0.0)
+  monkeypatch.setattr(_peer, '_GRACE', 0.0)
   group = peer_cases.Group(
     tmp_path, gossip.PushSum(), deadlines=runtime.Deadlines(start=1e6)
   )
   peer = group.make(0, threading.Event())
   try:
     if not is_seen:
-      peer._station._meet(1, None, 1.0)
+      peer._files._note_node(1, None, 1.0)
     others = Dead([1], [2]) if is_seen else Dead([2])
     peer._begin(others, peer._make_exchanger(others))
-    peer._station._meet(1, None, 2.0)
+    peer._files._note_node(1, None, 2.0)
     # It has come back, and is late.
-    assert peer._station.host._describe()['began_with'] == [0, 2]
+    assert peer._files._describe()['began_with'] == [0, 2]
   finally:
-    peer._station._stack.close()
+    peer._files._stack.close()

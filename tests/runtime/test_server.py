@@ -31,7 +31,7 @@ def test_learners_wait_for_each_other(open_bench):
   for number, client in enumerate((first, second, third)):
     client.hear()
     assert client.last.verb == Verb.SNAPSHOT
-    assert (client.last.learner, client.last.step) == (number, 0)
+    assert (client.last.worker, client.last.step) == (number, 0)
     assert json.loads(client.last.text)['learner'] == number
 
 
@@ -42,7 +42,7 @@ def test_the_start_has_a_deadline(open_bench):
   bench.tick(49.0)
   assert [client.hear() for client in clients] == [[], []]
   assert clients[0].waits[-1] == (
-    'Learners 0, 1 wait for 1 more of 3 learners to come'
+    'Learners 0, 1 wait for 1 more of 3 learners to join'
   )
   bench.tick(2.0)
   for client in clients:
@@ -88,20 +88,20 @@ def test_a_repeated_step_gets_the_first_answer(open_bench):
   assert bench.server.clock == 2
   (again,) = first.send(message)
   assert (again.verb, again.fate, again.step) == (Verb.SNAPSHOT, 0, 1)
-  assert (again.clock, again.incarnation) == (answer.clock, 0) == (1, 0)
+  assert (again.version, again.incarnation) == (answer.version, 0) == (1, 0)
   np.testing.assert_array_equal(again.payload, answer.payload)
   assert bench.server.clock == 2
   # What it computes on the first answer is welcome, even after the second.
   first.weights = answer
   (answer,) = first.push()
-  assert answer.clock == bench.server.clock == 3
+  assert answer.version == bench.server.clock == 3
   bench.check_leases()
 
 
 def test_a_repeated_notice_gets_the_first_answer(open_bench):
   bench = open_bench(num_learners=1)
   (client,) = join(bench, 1)
-  message = Message(Verb.NOTICE, learner=0, step=0, loss=math.nan)
+  message = Message(Verb.NOTICE, worker=0, step=0, loss=math.nan)
   answers = client.send(message) + client.send(message)
   assert [answer.step for answer in answers] == [1, 1]
   assert bench.server.describe()['fates'] == {'not_finite': 1}
@@ -171,11 +171,11 @@ def test_a_late_learner_is_lost_and_comes_back(open_bench, protocol):
   bench.tick(5.0)
   (answer,) = first.hear()
   assert answer.verb == Verb.SNAPSHOT
-  assert answer.clock == bench.server.clock == clock + 1
+  assert answer.version == bench.server.clock == clock + 1
   assert late.hear() == [None]  # Its channel is closed.
   late.reconnect()
   (answer,) = late.hello(held)
-  assert (answer.verb, answer.learner) == (Verb.SNAPSHOT, 1)
+  assert (answer.verb, answer.worker) == (Verb.SNAPSHOT, 1)
   assert bench.server.describe()['fates']['dropped_gone'] == 1
   first.push()
   late.push()
@@ -187,15 +187,14 @@ def test_a_late_learner_is_lost_and_comes_back(open_bench, protocol):
 def test_deadlines_follow_observed_times(open_bench):
   bench = open_bench(protocols.hardsync(), num_learners=2)
   first, second = join(bench, 2)
-  watch = bench.server._watch
-  first_step = bench.settings.deadlines.first_step
-  assert watch.get_step_deadline() == first_step
+  deadlines, sessions = bench.settings.deadlines, bench.server._sessions
+  assert sessions.find_step_deadline(deadlines) == deadlines.first_step
   for seconds in (40.0, 2.0, 1.0):  # The first one is compiled.
     bench.tick(seconds)
     first.push()
     second.push()
     first.hear()
-  assert watch.get_step_deadline() == pytest.approx(20.0, rel=0.05)
+  assert sessions.find_step_deadline(deadlines) == pytest.approx(20.0, rel=0.05)
 
 
 def test_a_silent_learner_harms_nobody_who_need_not_wait(open_bench):
@@ -214,12 +213,12 @@ def test_somebody_else_takes_a_place(open_bench):
   second.hang_up()
   assert list_kinds(bench, traces.Kind.LEAVE) == [1]
   third = bench.join()
-  assert third.last.learner == 1
+  assert third.last.worker == 1
   assert third.last.verb == Verb.SNAPSHOT
   # Who wakes up finds its place taken, and may come as a new one.
   second.reconnect()
-  assert second.hello(learner=1)[0].verb == Verb.REFUSED
-  assert second.hello(learner=-1)[0].learner == 2
+  assert second.hello(worker=1)[0].verb == Verb.REFUSED
+  assert second.hello(worker=-1)[0].worker == 2
   first.push()
   assert bench.server.describe()['num_alive'] == 3
 
@@ -229,8 +228,8 @@ def test_a_learner_comes_back_before_its_channel_is_missed(open_bench):
   first, second = join(bench, 2)
   again = bench.connect()
   again.instance = second.instance
-  (answer,) = again.hello(learner=1)
-  assert (answer.learner, answer.verb) == (1, Verb.SNAPSHOT)
+  (answer,) = again.hello(worker=1)
+  assert (answer.worker, answer.verb) == (1, Verb.SNAPSHOT)
   assert second.hear() == [None]
   again.push()
   first.push()
@@ -268,9 +267,9 @@ def test_divergence_ends_the_run(open_bench, caplog):
     assert bench.server.end_reason is None
     answer = second.ask(
       Verb.NOTICE,
-      learner=1,
+      worker=1,
       step=step,
-      clock=second.last.clock,
+      version=second.last.version,
       loss=math.inf,
     )
   assert answer.verb == Verb.END
@@ -288,8 +287,8 @@ def test_a_good_gradient_between_is_patience(open_bench):
   bench = open_bench(num_learners=1)
   (client,) = join(bench, 1)
   for _ in range(8):
-    step, clock = client.last.step, client.last.clock
-    client.ask(Verb.NOTICE, learner=0, step=step, clock=clock, loss=math.nan)
+    step, clock = client.last.step, client.last.version
+    client.ask(Verb.NOTICE, worker=0, step=step, version=clock, loss=math.nan)
     client.push()
   assert bench.server.end_reason is None
   assert bench.server.clock == 8
@@ -300,11 +299,11 @@ def test_a_spoilt_copy_begins_anew(open_bench):
   task = cases.make_task()
   bench = open_bench(protocols.downpour(2, 3), task, num_learners=1)
   (client,) = join(bench, 1)
-  answer = client.ask(Verb.NOTICE, learner=0, step=0, loss=math.nan)
+  answer = client.ask(Verb.NOTICE, worker=0, step=0, loss=math.nan)
   assert (answer.verb, answer.step) == (Verb.SNAPSHOT, 1)
   kinds = bench.server.get_trace().records['kind'].tolist()
   names = [traces.Kind(kind).name for kind in kinds]
-  assert ' '.join(names) == 'JOIN FETCH GRADIENT LEAVE JOIN FETCH'
+  assert ' '.join(names) == 'JOIN FETCH PUSH LEAVE JOIN FETCH'
 
 
 # --- Memory.
@@ -319,7 +318,7 @@ def test_buffers_are_kept(open_bench, is_overlapped):
       flags = Flag.NONE
       message = client.make_push()
       if is_overlapped:
-        client.ask(Verb.FETCH, learner=client.learner)
+        client.ask(Verb.FETCH, worker=client.learner)
         message.flags = flags = Flag.KEEPS_WEIGHTS
       fetched = client.weights
       (answer,) = client.send(message)
@@ -347,7 +346,7 @@ def test_all_messages_are_counted(open_bench):
   client.say(Verb.STATUS)
   client.say(Verb.PULL)
   client.say(Verb.WAIT)
-  client.send(Message(Verb.EXCHANGE, learner=0, step=9))
+  client.send(Message(Verb.EXCHANGE, worker=0, step=9))
   client.say(Verb.LEAVE)
   counts = get_counts(bench)
   assert counts == {'accepted': 5, 'verb': 1, 'size': 1}

@@ -33,15 +33,14 @@ def test_stop_and_go_on(open_bench, tmp_path):
     client.hear()
     assert client.push()[0].verb == Verb.END
   # The last one left, and took the update with it that it was waited for.
-  core = bench.get_core()
-  assert bench.server.clock == core.protocol.clock == 2
+  assert bench.server.clock == bench.settings.protocol.clock == 2
   assert bench.server.is_over
   bench.server.finish()
-  assert bench.server.get_trace().end_clock == 2
+  assert bench.server.get_trace().is_ended
   bench.crash()
   bench.open(protocols.softsync(1))
   assert (bench.server.clock, bench.server.end_reason) == (2, None)
-  assert bench.server.get_trace().end_clock is None
+  assert not bench.server.get_trace().is_ended
   first, second = join(bench, 2)
   while bench.server.end_reason is None:
     first.push()
@@ -93,7 +92,7 @@ def test_those_who_waited_may_come_back_late(open_bench, tmp_path):
     if number == 2:
       assert answer.flags == Flag.RESEND
       (answer,) = client.send(held[2])
-    assert (answer.verb, answer.clock, answer.step) == (Verb.SNAPSHOT, 2, 2)
+    assert (answer.verb, answer.version, answer.step) == (Verb.SNAPSHOT, 2, 2)
   assert bench.server.describe()['fates'] == {'applied': 6}
   for client in clients:
     client.push()
@@ -154,16 +153,16 @@ def test_metrics_and_evaluation(open_bench, tmp_path):
   kept = {}
   for _ in range(3):
     client.push()
-    kept[client.last.clock] = np.array(client.last.payload)
+    kept[client.last.version] = np.array(client.last.payload)
   status = json.loads(bench.connect().ask(Verb.STATUS).text)
   assert status['evaluation_clock'] == 2
   observer = bench.connect()
   weights = observer.ask(Verb.PULL, flags=Flag.AT_CLOCK)
-  assert weights.clock == 2
+  assert weights.version == 2
   np.testing.assert_array_equal(weights.payload, kept[2])
-  assert observer.ask(Verb.PULL).clock == 3
+  assert observer.ask(Verb.PULL).version == 3
   text = json.dumps({'test/accuracy': 0.5})
-  assert observer.ask(Verb.REPORT, clock=2, text=text).verb == Verb.ANSWER
+  assert observer.ask(Verb.REPORT, version=2, text=text).verb == Verb.ANSWER
   for _ in range(3):
     client.push()
   assert not bench.server.is_over  # Somebody still looks.
@@ -195,7 +194,7 @@ def test_metrics_go_on_after_a_restart(open_bench, tmp_path):
   assert status['fates'] == {'applied': 4}
   assert workdir.read_metrics(tmp_path)['clock'].tolist() == [4]
   pulled = bench.connect().ask(Verb.PULL, flags=Flag.AT_CLOCK)
-  assert (pulled.incarnation, pulled.clock) == (0, 4)
+  assert (pulled.incarnation, pulled.version) == (0, 4)
 
 
 def test_a_damaged_checkpoint_is_set_aside(open_bench, tmp_path, caplog):
@@ -216,7 +215,7 @@ def test_a_damaged_checkpoint_is_set_aside(open_bench, tmp_path, caplog):
   path.write_bytes(data)
   bench.open(protocols.asynchronous())
   assert (bench.server.clock, bench.server.incarnation) == (0, 1)
-  assert f"set aside as '{newest}.broken'" in caplog.text
+  assert f"was renamed to '{newest}.broken'" in caplog.text
   assert str(path) in caplog.text
   (client,) = join(bench, 1)
   while bench.server.end_reason is None:

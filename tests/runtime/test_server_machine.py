@@ -1,4 +1,4 @@
-"""Whatever clients do, the server keeps its books, and its trace replays."""
+"""Whatever clients do, sessions and leases are right, and the trace replays."""
 
 import collections
 import tempfile
@@ -159,7 +159,7 @@ class Machine(stateful.RuleBasedStateMachine):
     if client is None:
       return
     client.pushed = client.make_push(flags=Flag.KEEPS_WEIGHTS)
-    client.say(Verb.FETCH, learner=client.learner)
+    client.say(Verb.FETCH, worker=client.learner)
     client.hear()
     fetched, client.weights = client.weights, None
     if client.last.verb == Verb.SNAPSHOT:
@@ -188,9 +188,9 @@ class Machine(stateful.RuleBasedStateMachine):
       weights, client.weights = client.weights, None
       client.say(
         Verb.NOTICE,
-        learner=client.learner,
+        worker=client.learner,
         step=weights.step,
-        clock=weights.clock,
+        version=weights.version,
         incarnation=weights.incarnation,
       )
       self.hear_all()
@@ -210,9 +210,9 @@ class Machine(stateful.RuleBasedStateMachine):
     client.send(
       Message(
         verb,
-        learner=learner + 100,
+        worker=learner + 100,
         step=step,
-        clock=clock,
+        version=clock,
         incarnation=incarnation,
         text=text,
         payload=np.zeros(3, np.uint8) if step > 3 else None,
@@ -231,7 +231,7 @@ class Machine(stateful.RuleBasedStateMachine):
     client = self.pick(data, lambda client: client.learner >= 0)
     if client is not None:
       client.weights = None
-      client.say(Verb.LEAVE, learner=client.learner)
+      client.say(Verb.LEAVE, worker=client.learner)
       self.hear_all()
       self.clients.remove(client)
 
@@ -255,9 +255,8 @@ class Machine(stateful.RuleBasedStateMachine):
   # --- What always holds.
 
   def check_answers(self, client):
-    core = self.bench.get_core()
-    book = core.register.find(client.channel)
-    is_waiting = book is not None and book.state == 'waiting'
+    session = self.bench.server._sessions.find(client.channel)
+    is_waiting = session is not None and session.state == 'waiting'
     num_open = client.num_asked - client.num_heard
     if client.channel._is_closed:
       assert num_open in (0, 1)  # It was cut off, or in the middle of it.
@@ -265,21 +264,20 @@ class Machine(stateful.RuleBasedStateMachine):
       assert num_open == is_waiting
 
   @stateful.invariant()
-  def the_books_are_right(self):
-    core = self.bench.get_core()
-    if core.end_reason is None:
-      assert core.protocol.clock == core.weights.clock
+  def the_sessions_are_right(self):
+    server, settings = self.bench.server, self.bench.settings
+    if server.end_reason is None:
+      assert settings.protocol.clock == server.clock
     self.bench.check_leases()
     for client in self.clients:
       self.check_answers(client)
-    num_applied = core.recorder.fates[protocols.Fate.APPLIED]
-    assert core.weights.samples == (
-      num_applied * core.settings.samples_per_push
-    )
-    assert core.journal.samples == core.weights.samples
-    for book in core.register:
-      assert (book.state in ('gone', 'absent')) == (book.channel is None)
-      assert book.state != 'gone' or not book.leases
+    status = server.describe()
+    num_applied = status['fates'].get('applied', 0)
+    assert status['samples'] == num_applied * settings.samples_per_push
+    assert server._recorder.samples == status['samples']
+    for each in server._sessions:
+      assert (each.state in ('gone', 'absent')) == (each.channel is None)
+      assert each.state != 'gone' or not each.leases
 
   def teardown(self):
     if not hasattr(self, 'bench'):
@@ -287,7 +285,7 @@ class Machine(stateful.RuleBasedStateMachine):
     trace = self.bench.server.get_trace()
     applied = trace.fate == protocols.Fate.APPLIED
     pairs = collections.Counter(
-      zip(trace.learner[applied], trace.step[applied], strict=True)
+      zip(trace.worker[applied], trace.step[applied], strict=True)
     )
     assert max(pairs.values(), default=1) == 1
     if self.bench.server.clock:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from jasgd import protocols
+from jasgd import traces
+from jasgd.runtime import wires
 from tests.runtime import cases
 from tests.runtime import scripted
 
@@ -23,13 +25,13 @@ def refuse_stranger(bench):
 
 def refuse_learner(bench):
   (client,) = join(bench, 1)
-  return client, client.make_push(learner=7)
+  return client, client.make_push(worker=7)
 
 
 def refuse_held(bench):
   client = bench.join()
   client.learner, client.weights = 0, None
-  return client, Message(Verb.FETCH, learner=0)
+  return client, Message(Verb.FETCH, worker=0)
 
 
 def refuse_step(bench):
@@ -44,7 +46,7 @@ def refuse_clock(bench):
 
 def refuse_future(bench):
   (client,) = join(bench, 1)
-  return client, client.make_push(clock=5)
+  return client, client.make_push(version=5)
 
 
 def refuse_size(bench):
@@ -69,12 +71,12 @@ def refuse_seconds(bench):
 
 def refuse_notice(bench):
   (client,) = join(bench, 1)
-  return client, Message(Verb.NOTICE, learner=0, clock=-4)
+  return client, Message(Verb.NOTICE, worker=0, version=-4)
 
 
 def refuse_fetch(bench):
   (client,) = join(bench, 1)
-  return client, Message(Verb.FETCH, learner=0, step=2)
+  return client, Message(Verb.FETCH, worker=0, step=2)
 
 
 def make_hello(bench, **said):
@@ -106,7 +108,7 @@ def refuse_held_step(bench):
 def refuse_taken(bench):
   join(bench, 1)
   message = make_hello(bench, instance='another')
-  message.learner = 0
+  message.worker = 0
   return bench.connect(), message
 
 
@@ -123,9 +125,9 @@ def refuse_pid(bench):
   return bench.connect(), Message(Verb.LOST, text='-4')
 
 
-def refuse_report(text, clock=0):
+def refuse_report(text, version=0):
   def refuse(bench):
-    return bench.connect(), Message(Verb.REPORT, clock=clock, text=text)
+    return bench.connect(), Message(Verb.REPORT, version=version, text=text)
 
   return refuse
 
@@ -133,7 +135,7 @@ def refuse_report(text, clock=0):
 # What is wrong -> the reason, the protocol, how many learners, and who says it.
 REFUSALS = {
   'stranger': ('stranger', refuse_stranger),
-  'learner': ('learner', refuse_learner),
+  'learner': ('worker', refuse_learner),
   'held': ('held', refuse_held),
   'step': ('step', refuse_step),
   'incarnation': ('clock', refuse_clock),
@@ -163,7 +165,7 @@ REFUSALS = {
   'report, clock': ('report', refuse_report('{"clock": 1}')),
   'report, deep': ('report', refuse_report('[' * 60_000)),
   'report, name': ('report', refuse_report('{"\\ud800": 1}')),
-  'report, future': ('clock', refuse_report('{"a": 1}', clock=9)),
+  'report, future': ('clock', refuse_report('{"a": 1}', version=9)),
 }
 
 
@@ -191,17 +193,16 @@ def test_refusals(open_bench, name):
     for _ in range(3):
       clients[0].push()
     trace = bench.server.get_trace()
-    assert trace.end_clock == 3
+    assert trace.is_ended
+    assert traces.statistics.get_clock(trace) == 3
     cases.check_replay(bench.server, trace, bench.task)
 
 
 def test_what_a_wire_refuses_is_counted(open_bench):
-  from jasgd.runtime import _messages
-  from jasgd.runtime import _wire
 
   bench = open_bench()
   client = bench.connect()
-  error = _messages.MessageError('garbage', 'It is no message.')
-  bench.server.inbox.put(_wire.Event(client.channel, error=error))
+  error = wires.MessageError('garbage', 'It is no message.')
+  bench.server.inbox.put(wires.Event(client.channel, error=error))
   bench.step()
   assert get_counts(bench) == {'garbage': 1}

@@ -19,7 +19,7 @@ from jasgd import tasks
 from jasgd import traces
 from jasgd import transforms
 from jasgd import workdir
-from jasgd.runtime import _queue_wire
+from jasgd.runtime import wires
 from tests import marks
 from tests.runtime import cases
 from tests.runtime import scripted
@@ -56,8 +56,9 @@ def test_every_protocol(name, optimizer):
   task = cases.make_task()
   options = {'optimizer': cases.OPTIMIZERS[optimizer]}
   server, trace = cases.train(task, cases.PROTOCOLS[name](), **options)
-  assert server.clock == trace.end_clock == 30
-  assert len(set(trace.learner.tolist())) > 1
+  assert trace.is_ended
+  assert server.clock == traces.statistics.get_clock(trace) == 30
+  assert len(set(trace.worker.tolist())) > 1
   cases.check_replay(server, trace, task, **options)
 
 
@@ -220,7 +221,8 @@ def test_updates_by_one_call(name, optimizer):
     for client in clients:
       client.hear()
   trace = bench.server.get_trace()
-  sizes = np.unique(trace.call[trace.call > 0], return_counts=True)[1]
+  groups = trace.of_kind(traces.Kind.PUSH)['group']
+  sizes = np.unique(groups[groups > 0], return_counts=True)[1]
   assert len(sizes) > 3
   assert max(sizes) == (2 if name == 'ringmaster' else 4)
   assert bench.server.clock == 24
@@ -238,7 +240,7 @@ def test_a_learner_leaves_in_the_middle():
     task, protocols.hardsync(), num_updates=20, num_learners=3
   )
   server = runtime.Server(settings)
-  listener = _queue_wire.QueueListener(server.inbox, server.layout.size)
+  listener = wires.QueueListener(server.inbox, server.layout.size)
   stopped = threading.Event()
   learners = [
     runtime.Learner(task, lambda size: listener.connect(), stopped=event)
@@ -249,8 +251,8 @@ def test_a_learner_leaves_in_the_middle():
     stopped.set()
     cases.serve(server)
   trace = server.get_trace()
-  leaves = trace.events[trace.events['kind'] == traces.Kind.LEAVE]
-  assert 5 <= leaves['arrive_clock'][0] < 20
+  leaves = trace.of_kind(traces.Kind.LEAVE)
+  assert 5 <= leaves['version'][0] < 20
   cases.check_replay(server, trace, task)
   listener.close()
   server.close()
@@ -298,9 +300,7 @@ def test_a_server_comes_back(tmp_path, name, optimizer):
       )
       server = runtime.Server(settings, workdir.Workdir(tmp_path))
       assert server.incarnation == number
-      door.listener = _queue_wire.QueueListener(
-        server.inbox, server.layout.size
-      )
+      door.listener = wires.QueueListener(server.inbox, server.layout.size)
       goal = (8, 19, 30)[number]
       cases.serve(
         server,
@@ -314,7 +314,8 @@ def test_a_server_comes_back(tmp_path, name, optimizer):
       listener.close()
       server.close()
   trace = server.get_trace()
-  assert trace.end_clock == server.clock == 30
+  assert trace.is_ended
+  assert traces.statistics.get_clock(trace) == server.clock == 30
   assert np.any(trace.is_void)
   replay = cases.check_replay(server, trace, task, **options)
   saved = workdir.load_params(tmp_path)
@@ -354,7 +355,7 @@ def test_what_is_under_way_when_a_server_dies(tmp_path):
     (answer,) = client.hello(held)
     if client is fast:
       assert answer.verb == scripted.Verb.SNAPSHOT
-      assert (answer.incarnation, answer.clock) == (1, bench.server.clock)
+      assert (answer.incarnation, answer.version) == (1, bench.server.clock)
       assert answer.step == 1
     else:
       assert answer.flags == scripted.Flag.RESEND
@@ -370,7 +371,7 @@ def test_what_is_under_way_when_a_server_dies(tmp_path):
   assert fates[protocols.Fate.LOST_HISTORY] == 1
   assert fates[protocols.Fate.APPLIED] == 9
   applied = trace.fate == protocols.Fate.APPLIED
-  steps = zip(trace.learner[applied], trace.step[applied], strict=True)
+  steps = zip(trace.worker[applied], trace.step[applied], strict=True)
   assert len(set(steps)) == 9  # None twice.
   cases.check_replay(bench.server, trace, bench.task)
   bench.close()
@@ -420,7 +421,7 @@ def test_replay_says_how_many_devices_it_needs():
   task = cases.make_task()
   _, trace = cases.train(task, protocols.asynchronous(), num_learners=2)
   records = np.array(trace.records)
-  records['call'][records['kind'] == traces.Kind.JOIN] = 2
+  records['num_devices'][records['kind'] == traces.Kind.JOIN] = 2
   with pytest.raises(ValueError, match='device_count=2'):
     cases.make_replay(traces.Trace(records, trace.header), task)
 

@@ -13,26 +13,23 @@ import time
 import numpy as np
 import pytest
 
-from jasgd.runtime import _buffers
-from jasgd.runtime import _inbox
-from jasgd.runtime import _messages
-from jasgd.runtime import _wire
+from jasgd.runtime import wires
 from tests.runtime import wire_cases
 
 DEADLINE = wire_cases.DEADLINE
 PATIENCE = 2 * DEADLINE  # Of clients that must hear of it sooner.
 SIZE = 100_003
-Message, Verb = _messages.Message, _messages.Verb
+Message, Verb = wires.Message, wires.Verb
 every_wire = pytest.mark.parametrize('name', wire_cases.EVERY)
 every_remote_wire = pytest.mark.parametrize('name', wire_cases.REMOTE)
 # Says HELLO, and then lives until it is killed.
 CLIENT = """
 import importlib, sys
-from jasgd.runtime import _messages
+from jasgd.runtime import wires
 module, function = sys.argv[1].split(':')
 connect = getattr(importlib.import_module(module), function)
 connection = connect(sys.argv[2], int(sys.argv[3]), deadline=30.0)
-hello = _messages.Message(_messages.Verb.HELLO)
+hello = wires.Message(wires.Verb.HELLO)
 connection.request(hello, deadline=30.0)
 sys.stdin.read()
 """
@@ -42,10 +39,10 @@ class Bench:
   """A server, whose owner is the test, with clients in threads."""
 
   def __init__(self, name, size=SIZE):
-    self.inbox = _inbox.Inbox()
+    self.inbox = wires.Inbox()
     self.listener, self._connect = wire_cases.EVERY[name](self.inbox, size)
     # What one wire needs shared, the others can use, too.
-    self.pool = _buffers.BufferPool(size, is_shared=True)
+    self.pool = wires.BufferPool(size, is_shared=True)
     self._events = collections.deque()
     self._threads = futures.ThreadPoolExecutor(max_workers=8)
     self._connections = []
@@ -115,7 +112,7 @@ def _draw(seed, size=SIZE):
 
 
 def _assert_gone(event, channel):
-  assert event == _wire.Event(channel)
+  assert event == wires.Event(channel)
 
 
 @every_wire
@@ -132,15 +129,15 @@ def test_bits_both_ways(name, size):
   )
   payload = event.message.payload
   assert payload.dtype == np.uint8
-  assert payload.ctypes.data % _buffers.ALIGNMENT == 0
+  assert payload.ctypes.data % wires.ALIGNMENT == 0
   np.testing.assert_array_equal(payload, gradient)
   event.channel.send(Message(Verb.SNAPSHOT), bench.fill(weights))
   answer = future.result(DEADLINE)
   np.testing.assert_array_equal(answer.payload, weights)
   assert answer.payload.dtype == np.uint8
-  assert answer.payload.ctypes.data % _buffers.ALIGNMENT == 0
+  assert answer.payload.ctypes.data % wires.ALIGNMENT == 0
   assert not answer.payload.flags.writeable
-  assert connection.outgoing.ctypes.data % _buffers.ALIGNMENT == 0
+  assert connection.outgoing.ctypes.data % wires.ALIGNMENT == 0
   bench.close()
 
 
@@ -149,13 +146,15 @@ def test_every_field_both_ways(name, bench):
   fields = {
     'fate': 3,
     'flags': 13,
-    'learner': 2**31 - 1,
+    'worker': 2**31 - 1,
     'incarnation': 4,
     'step': 2**40,
-    'clock': 2**50 + 1,
+    'version': 2**50 + 1,
     'seconds': 0.1,
     'loss': float('inf'),
     'rate': -1e-300,
+    'share': 0.25,
+    'mass': 1e300,
     'text': 'Grüße',
   }
   connection = bench.connect()
@@ -197,11 +196,13 @@ def test_many_rounds_leave_the_last_two_payloads_intact(name, bench):
     if len(leased) == 2:  # The client may use the last two.
       bench.pool.give_back(leased.popleft())
     leased.append(bench.fill(_draw(2 * round_index + 1)))
-    event.channel.send(Message(Verb.SNAPSHOT, clock=round_index), leased[-1])
+    event.channel.send(Message(Verb.SNAPSHOT, version=round_index), leased[-1])
     answers.append(future.result(DEADLINE))
     for answer in answers:
-      np.testing.assert_array_equal(answer.payload, _draw(2 * answer.clock + 1))
-  assert [answer.clock for answer in answers] == [38, 39]
+      np.testing.assert_array_equal(
+        answer.payload, _draw(2 * answer.version + 1)
+      )
+  assert [answer.version for answer in answers] == [38, 39]
   assert len(bench.pool) == 2
 
 
@@ -227,11 +228,11 @@ def _exchange_often(connection, learner, num_rounds):
     contents = (17 * learner + step) % 200
     connection.outgoing[:] = contents
     answer = connection.request(
-      Message(Verb.EXCHANGE, learner=learner, step=step),
+      Message(Verb.EXCHANGE, worker=learner, step=step),
       has_payload=True,
       deadline=DEADLINE,
     )
-    assert (answer.learner, answer.step) == (learner, step)
+    assert (answer.worker, answer.step) == (learner, step)
     assert (answer.payload == contents + 1).all()
 
 
@@ -247,13 +248,13 @@ def test_several_clients_at_once(name, bench):
   for _ in range(num_clients * num_rounds):
     channel, message, error = bench.get()
     assert error is None
-    assert channels.setdefault(message.learner, channel) is channel
-    lease = leases.setdefault(message.learner, collections.deque())
+    assert channels.setdefault(message.worker, channel) is channel
+    lease = leases.setdefault(message.worker, collections.deque())
     if len(lease) == 2:
       bench.pool.give_back(lease.popleft())
     lease.append(bench.fill(message.payload + 1))
     channel.send(
-      Message(Verb.SNAPSHOT, learner=message.learner, step=message.step),
+      Message(Verb.SNAPSHOT, worker=message.worker, step=message.step),
       lease[-1],
     )
   for client in clients:
@@ -265,13 +266,13 @@ def test_several_clients_at_once(name, bench):
 def test_answers_may_be_given_in_any_order(name, bench):
   connections = [bench.connect() for _ in range(3)]
   asked = [
-    bench.ask(connection, Message(Verb.FETCH, learner=learner))
+    bench.ask(connection, Message(Verb.FETCH, worker=learner))
     for learner, connection in enumerate(connections)
   ]
   for future, event in reversed(asked):
     assert not future.done()
-    event.channel.send(Message(Verb.ANSWER, learner=event.message.learner))
-    assert future.result(DEADLINE).learner == event.message.learner
+    event.channel.send(Message(Verb.ANSWER, worker=event.message.worker))
+    assert future.result(DEADLINE).worker == event.message.worker
 
 
 @every_wire
@@ -305,13 +306,13 @@ def test_a_silent_server_counts_as_gone(name, bench):
   connection = bench.connect()
   start = time.monotonic()
   future, event = bench.ask(connection, Message(Verb.FETCH), deadline=0.2)
-  with pytest.raises(_wire.WireError, match=r'0\.2') as caught:
+  with pytest.raises(wires.WireError, match=r'0\.2') as caught:
     future.result(DEADLINE)
-  assert caught.type is _wire.WireError  # It may have been taken.
+  assert caught.type is wires.WireError  # It may have been taken.
   assert time.monotonic() - start > 0.19
   _assert_gone(bench.get(), event.channel)
   event.channel.send(Message(Verb.ANSWER))
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     bench.run(connection.request, Message(Verb.FETCH), deadline=DEADLINE)
   assert bench.peek() is None
 
@@ -328,7 +329,7 @@ def test_a_request_that_was_broken_off_leaves_no_answer(name, bench):
   with pytest.raises(KeyboardInterrupt, match='enough'):
     future.result(DEADLINE)
   event.channel.send(Message(Verb.ANSWER, text='to the first request'))
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     bench.run(connection.request, Message(Verb.FETCH), deadline=DEADLINE)
   _assert_gone(bench.get(), event.channel)
 
@@ -338,7 +339,7 @@ def test_refused_and_then_well(name, bench):
   connection = bench.connect()
   future, event = bench.ask(connection, Message(Verb.HELLO))
   event.channel.send(Message(Verb.REFUSED, text='Say who you are.'))
-  with pytest.raises(_wire.RefusedError, match='Say who you are'):
+  with pytest.raises(wires.RefusedError, match='Say who you are'):
     future.result(DEADLINE)
   future, event = bench.ask(connection, Message(Verb.HELLO))
   event.channel.send(Message(Verb.ANSWER, text='Welcome.'))
@@ -355,7 +356,7 @@ def test_a_payload_of_another_size_is_refused(name, size, bench):
     )
 
   with pytest.raises(
-    _wire.RefusedError, match=f'{SIZE}.* {size}|{size}.*{SIZE}'
+    wires.RefusedError, match=f'{SIZE}.* {size}|{size}.*{SIZE}'
   ):
     bench.run(push)
   while (event := bench.peek()) is not None:
@@ -369,9 +370,9 @@ def test_the_server_hangs_up(name, bench):
   future, event = bench.ask(connection, Message(Verb.FETCH), deadline=PATIENCE)
   event.channel.close()
   event.channel.close()
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     future.result(DEADLINE)
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     bench.run(connection.request, Message(Verb.FETCH), deadline=DEADLINE)
   event.channel.send(Message(Verb.ANSWER))
   connection.close()
@@ -391,7 +392,7 @@ def test_what_comes_too_late_is_known_not_to_be_taken(name, is_idle, bench):
     connection.request, Message(Verb.EXCHANGE), deadline=PATIENCE
   )
   bench.listener.close()  # Whether that has come or not: nobody looks at it.
-  with pytest.raises(_wire.UntakenError):
+  with pytest.raises(wires.UntakenError):
     future.result(PATIENCE)
 
 
@@ -409,7 +410,7 @@ def test_the_server_hangs_up_after_what_was_sent(name, bench):
   assert heard == ['wait']
   assert (answer.verb, answer.text) == (Verb.END, 'enough')
   assert (answer.payload == 5).all()
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     bench.run(connection.request, Message(Verb.FETCH), deadline=DEADLINE)
   assert bench.peek() is None
 
@@ -480,11 +481,11 @@ def _use_and_close(name):
   future, _ = bench.ask(parked, Message(Verb.FETCH), deadline=PATIENCE)
   bench.listener.close()
   bench.listener.close()
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     future.result(DEADLINE)
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     idle.request(Message(Verb.FETCH), deadline=DEADLINE)
-  with pytest.raises(_wire.WireError):
+  with pytest.raises(wires.WireError):
     bench.run(bench.connect_here)
   assert bench.peek() is None
   bench.close()
@@ -512,9 +513,9 @@ def test_texts_are_clean_on_both_sides(bench):
   message = Message(Verb.STOP, text=text)
   future, event = bench.ask(bench.connect(), message)
   event.channel.send(Message(Verb.REFUSED, text=text))
-  with pytest.raises(_wire.RefusedError) as caught:
+  with pytest.raises(wires.RefusedError) as caught:
     future.result(DEADLINE)
   for found in (event.message.text, str(caught.value)):
     assert found.startswith('?[2J?xxx')
     assert found.endswith('x...')
-    assert len(found) == _messages.MAX_SHOWN
+    assert len(found) == wires.MAX_SHOWN

@@ -8,24 +8,22 @@ listener, and a function `connect` that gives a new connection to it each time;
 from collections.abc import Callable
 from typing import Any
 
-from jasgd.runtime import _memory_client
-from jasgd.runtime import _memory_wire
-from jasgd.runtime import _queue_wire
+from jasgd.runtime import wires
 from tests.runtime import flight_case
 
-DEADLINE = 10.0  # Seconds: never reached, unless something is broken.
+DEADLINE = 60.0  # Seconds: never reached, unless something is broken.
 
 
 def _make_queue(inbox, payload_size):
-  listener = _queue_wire.QueueListener(inbox, payload_size)
+  listener = wires.QueueListener(inbox, payload_size)
   return listener, listener.connect
 
 
 def _make_memory(inbox, payload_size):
-  listener = _memory_wire.MemoryListener(inbox, payload_size)
+  listener = wires.MemoryListener(inbox, payload_size)
 
   def connect(payload_size=payload_size):
-    return _memory_client.connect_memory(
+    return wires.connect_memory(
       listener.address, payload_size, deadline=DEADLINE
     )
 
@@ -40,6 +38,6 @@ EVERY: dict[str, Callable[..., tuple[Any, Any]]] = {
 # Of wires that reach other processes, what connects there, as module:function;
 # called with an address, a payload size and a deadline.
 REMOTE = {
-  'memory': 'jasgd.runtime._memory_client:connect_memory',
-  'flight': 'jasgd.runtime._flight_client:connect_flight',
+  'memory': 'jasgd.runtime.wires._memory:connect_memory',
+  'flight': 'jasgd.runtime.wires._flight_client:connect_flight',
 }

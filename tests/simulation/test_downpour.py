@@ -11,9 +11,9 @@ from tests.simulation import cases
 
 def test_downpour_fetches_every_so_often():
   trace = simulation.simulate(
-    protocols.downpour(2, 6), num_learners=3, num_gradients=90
+    protocols.downpour(2, 6), num_workers=3, num_gradients=90
   )
-  own = trace.read_clock[trace.learner == 0]
+  own = trace.read_version[trace.worker == 0]
   # Three pushes on each fetch.
   assert all(len(set(own[i : i + 3])) == 1 for i in range(0, 30, 3))
   np.testing.assert_allclose(trace.compute_time, 2.0)
@@ -22,13 +22,13 @@ def test_downpour_fetches_every_so_often():
 def test_between_fetches_nothing_is_communicated():
   """On a free network a downpour learner computes all the time."""
   trace = simulation.simulate(
-    protocols.downpour(1, 3), num_learners=2, num_gradients=12, overlap=True
+    protocols.downpour(1, 3), num_workers=2, num_gradients=12, overlap=True
   )
   np.testing.assert_array_equal(
-    trace.arrive_time - trace.start_time, trace.compute_time
+    trace.end_time - trace.start_time, trace.compute_time
   )
   # With overlap too, the read clock moves with fetches alone.
-  own = trace.read_clock[trace.learner == 0]
+  own = trace.read_version[trace.worker == 0]
   assert len(set(own[:3])) == len(set(own[3:6])) == 1
 
 
@@ -40,35 +40,36 @@ def test_fetches_come_after_so_many_steps(n_push, n_fetch, latency):
   """Dean's loop: fetch if step mod n_fetch is 0, push if step mod n_push is."""
   trace = simulation.simulate(
     protocols.downpour(n_push, n_fetch),
-    num_learners=3,
+    num_workers=3,
     num_gradients=60,
     network=simulation.Network(latency=latency, bytes_per_pull=10.0),
   )
-  own = trace.records[trace.records['learner'] == 1]
+  own = trace.records[trace.records['worker'] == 1]
   is_fetch = own['kind'] == traces.Kind.FETCH
   fetches = own[is_fetch]
   np.testing.assert_array_equal(
     fetches['step'], n_fetch * np.arange(len(fetches))
   )
-  np.testing.assert_array_equal(fetches['read_clock'], fetches['arrive_clock'])
-  np.testing.assert_array_equal(own['step'][~is_fetch], np.arange(20))
+  np.testing.assert_array_equal(fetches['read_version'], fetches['version'])
+  np.testing.assert_array_equal(
+    own['step'][~is_fetch], n_push * np.arange(1, 21)
+  )
   for index in np.flatnonzero(~is_fetch):
     # A push carries the clock of the last fetch before it.
     before = own[:index][is_fetch[:index]]
-    assert own['read_clock'][index] == before['read_clock'][-1]
+    assert own['read_version'][index] == before['read_version'][-1]
     assert own['compute_time'][index] == n_push
-    num_steps = n_push * (own['step'][index] + 1)
-    assert before['step'][-1] < num_steps
-    assert num_steps - before['step'][-1] <= n_fetch
-  received = traces.statistics.count_bytes(trace).received
+    num_steps = own['step'][index] - before['step'][-1]
+    assert 0 < num_steps <= n_fetch
+  received = traces.statistics.count_traffic(trace).received
   assert received[1] == 10 * len(fetches)
 
 
 def test_a_push_and_a_fetch_at_once_need_no_record_of_their_own():
   trace = simulation.simulate(
-    protocols.downpour(3, 3), num_learners=2, num_gradients=10
+    protocols.downpour(3, 3), num_workers=2, num_gradients=10
   )
-  assert not len(trace.events)
+  assert np.all(trace.records['kind'] == traces.Kind.PUSH)
   np.testing.assert_allclose(trace.compute_time, 3.0)
   assert trace.header['steps_per_push'] == trace.header['steps_per_fetch'] == 3
 
@@ -90,17 +91,18 @@ def test_weights_are_sent_once_they_are_there(
     network = network._replace(server_time=0.3)
   trace = simulation.simulate(
     protocols.downpour(n_push, n_fetch),
-    num_learners=5,
+    num_workers=5,
     num_gradients=200,
     compute=cases.TIMES['exponential'],
     network=network,
     failures=failures,
   )
   made_at = np.zeros(trace.num_updates + 1)
-  is_applied = trace.apply_clock >= 0
-  made_at[trace.apply_clock[is_applied] + 1] = trace.release_time[is_applied]
-  fetches = trace.events[trace.events['kind'] == traces.Kind.FETCH]
+  pushes = trace.of_kind(traces.Kind.PUSH)
+  pushes = pushes[pushes['updates'] > 0]
+  made_at[pushes['version']] = pushes['release_time']
+  fetches = trace.of_kind(traces.Kind.FETCH)
   assert len(fetches) > 30
-  assert np.all(fetches['release_time'] >= made_at[fetches['read_clock']])
+  assert np.all(fetches['release_time'] >= made_at[fetches['read_version']])
   # The outgoing link serves in the order of time.
   assert np.all(np.diff(fetches['release_time']) >= 0)

@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
 from tests.protocols import cases as protocol_cases
 from tests.simulation import cases
 
-NUM_LEARNERS = 4
+NUM_WORKERS = 4
 SPEEDS = (1.0, 1.0, 1.0, 1 / 3)
 
 
@@ -19,7 +20,7 @@ def _simulate(protocol, num_gradients=2000, **arguments):
   """A run of learners with different speeds."""
   return simulation.simulate(
     protocol,
-    num_learners=NUM_LEARNERS,
+    num_workers=NUM_WORKERS,
     num_gradients=num_gradients,
     **{
       'compute': simulation.with_speeds(simulation.gamma(1.0, 20.0), SPEEDS),
@@ -75,7 +76,7 @@ def test_equal_times_give_the_same_run():
     protocols.asynchronous(), 100, compute=simulation.constant(0.5)
   )
   predicted = simulation.predict(trace)
-  for name in ('learner', 'step', 'read_clock', 'apply_clock', 'arrive_time'):
+  for name in ('worker', 'step', 'read_version', 'clock', 'end_time'):
     np.testing.assert_array_equal(
       getattr(predicted, name), getattr(trace, name), name
     )
@@ -85,17 +86,17 @@ def test_seeds_differ_and_repeat():
   trace = _simulate(protocols.asynchronous(), 200)
   first, again, other = (simulation.predict(trace, seed) for seed in (1, 1, 2))
   assert first == again
-  assert not np.array_equal(first.learner, other.learner)
+  assert not np.array_equal(first.worker, other.worker)
 
 
 def test_first_gradients_take_what_they_took_and_are_drawn_no_more():
   """As if learner l had compiled for 50 + l seconds."""
   firsts = [50.0, 51.0, 52.0, 53.0]
-  compute = simulation.resampled([[1.0, 1.1]] * NUM_LEARNERS, [firsts])
+  compute = simulation.resampled([[1.0, 1.1]] * NUM_WORKERS, [firsts])
   trace = _simulate(protocols.asynchronous(), 300, compute=compute)
   predicted = simulation.predict(trace)
-  is_first = predicted.step == 0
-  order = np.argsort(predicted.learner[is_first])
+  is_first = predicted.step == 1
+  order = np.argsort(predicted.worker[is_first])
   np.testing.assert_allclose(predicted.compute_time[is_first][order], firsts)
   assert predicted.compute_time[~is_first].max() < 1.2
 
@@ -107,7 +108,7 @@ def test_lives_begin_anew_with_each_join_and_incarnation():
   )
 
   def change(records):
-    chosen = np.flatnonzero(records['learner'] == 2)
+    chosen = np.flatnonzero(records['worker'] == 2)
     records['start_time'][chosen[20]] -= 30.0
     records['incarnation'][chosen[20] :] = 1
     records['start_time'][chosen[40]] -= 70.0
@@ -126,7 +127,7 @@ def test_what_is_void_is_not_used():
     void = records[-40:].copy()
     void['start_time'] -= 1e3
     restart = traces.make_records(
-      kind=traces.Kind.RESTART, step=len(records) - 1, arrive_time=1e3
+      kind=traces.Kind.RESTART, stands=len(records) - 1, end_time=1e3
     )
     return np.concatenate([records, void, restart])
 
@@ -138,16 +139,13 @@ def test_who_comes_late_or_goes_does_so():
   failures = [(0.0, 3, 100.0), (50.0, 0, 120.0)]
   trace = _simulate(protocols.softsync(2), 1000, failures=failures)
   predicted = simulation.predict(trace)
-  events = {
-    int(learner): predicted.events[predicted.events['learner'] == learner]
-    for learner in (0, 3)
-  }
-  for learner, start, end in ((3, 0.0, 100.0), (0, 50.0, 120.0)):
-    leave, join = events[learner]
+  members = predicted.of_kind(traces.Kind.JOIN, traces.Kind.LEAVE)
+  for worker, start, end in ((3, 0.0, 100.0), (0, 50.0, 120.0)):
+    leave, join = members[members['worker'] == worker]
     assert leave['kind'] == traces.Kind.LEAVE
-    assert leave['arrive_time'] == pytest.approx(start, abs=1e-6)
+    assert leave['end_time'] == pytest.approx(start, abs=1e-6)
     assert join['kind'] == traces.Kind.JOIN
-    assert join['arrive_time'] == pytest.approx(end, abs=3.0)
+    assert join['end_time'] == pytest.approx(end, abs=3.0)
   comparison = simulation.compare(trace, predicted)
   np.testing.assert_allclose(comparison.share_difference, 0, atol=0.06)
   assert comparison.total_variation < 0.06
@@ -156,36 +154,37 @@ def test_who_comes_late_or_goes_does_so():
 def test_the_end_of_a_real_run_is_no_loss():
   """All join at first, and leave when they are told that it is over."""
   trace = _simulate(protocols.hardsync(), 100)
-  learners = np.arange(NUM_LEARNERS)
-  end = float(trace.arrive_time.max())
+  workers = np.arange(NUM_WORKERS)
+  end = float(trace.end_time.max())
 
   def change(records):
     joins = traces.make_records(
-      kind=traces.Kind.JOIN, learner=learners, arrive_time=-1.0
+      kind=traces.Kind.JOIN, worker=workers, end_time=-1.0
     )
-    over = traces.make_records(kind=traces.Kind.END, read_clock=25)
-    late = records[-NUM_LEARNERS:].copy()
+    over = traces.make_records(kind=traces.Kind.END, version=25)
+    late = records[-NUM_WORKERS:].copy()
     late['fate'] = traces.Fate.AFTER_END
-    late['apply_clock'] = -1
+    late['updates'] = 0
+    late['version'] = 25
     leaves = traces.make_records(
-      kind=traces.Kind.LEAVE, learner=learners, arrive_time=end + 1
+      kind=traces.Kind.LEAVE, worker=workers, version=25, end_time=end + 1
     )
     return np.concatenate([joins, records, over, late, leaves])
 
   real = _edit(trace, change, num_present=0)
   predicted = simulation.predict(real)
   assert predicted.num_gradients == 100
-  assert not len(predicted.events)
+  assert np.all(predicted.records['kind'] == traces.Kind.PUSH)
   assert simulation.compare(real, predicted).total_variation == 0
 
 
 def test_a_learner_without_gradients_is_not_there():
   trace = _simulate(protocols.asynchronous(), 200)
-  header = {**trace.header, 'num_learners': NUM_LEARNERS + 1}
+  header = {**trace.header, 'num_workers': NUM_WORKERS + 1}
   predicted = simulation.predict(dataclasses.replace(trace, header=header))
   comparison = simulation.compare(trace, predicted)
-  assert comparison.predicted_share[NUM_LEARNERS] == 0
-  assert np.isnan(comparison.predicted_staleness[NUM_LEARNERS])
+  assert comparison.predicted_share[NUM_WORKERS] == 0
+  assert np.isnan(comparison.predicted_staleness[NUM_WORKERS])
 
 
 def test_a_protocol_of_the_user_is_predicted():
@@ -206,16 +205,64 @@ def test_a_constant_delay_is_one_only_of_equal_times():
 @pytest.mark.parametrize(
   ('header', 'message'),
   [
-    ({'strategy': 'softsync(2): the server'}, 'config is a dict .* got .soft'),
-    ({'strategy': None}, 'config is a dict .* got None'),
-    ({}, 'config is a dict'),
-    ({'strategy': {'name': 'median'}}, "Unknown protocol 'median'"),
+    (
+      {'strategy': 'softsync(2): the server'},
+      'config .*is a dict .* got .soft',
+    ),
+    ({'strategy': None}, 'config .*is a dict .* got None'),
+    ({}, 'config .*is a dict'),
+    ({'strategy': {'name': 'median'}}, "Unknown strategy 'median'"),
   ],
 )
 def test_a_header_without_a_protocol_is_refused(header, message):
   trace = _simulate(protocols.asynchronous(), 20)
   with pytest.raises(ValueError, match=message):
     simulation.predict(dataclasses.replace(trace, header=header))
+
+
+PEERS = {
+  'pull': (gossip.Pull(), 0.05),
+  'push': (gossip.Push(), 0.0),
+  'push-sum': (gossip.PushSum(), 0.0),
+  'elastic': (gossip.Elastic(), 0.05),
+  'allreduce': (gossip.AllReduce(), 0.01),
+}
+
+
+@pytest.mark.parametrize('has_death', [False, True])
+@pytest.mark.parametrize('name', PEERS)
+def test_nodes_are_predicted(name, has_death):
+  """Node 2 takes twice as long, and dies for a while, without a checkpoint."""
+  strategy, latency = PEERS[name]
+  trace = simulation.simulate(
+    strategy,
+    num_workers=4,
+    num_gradients=1200,
+    compute=simulation.with_speeds(simulation.normal(1.0, 0.1), [1, 1, 0.5, 1]),
+    network=simulation.Network(latency=latency),
+    failures=[(50.0, 2, 80.0)] if has_death else (),
+    detection_seconds=0.5,
+  )
+  predicted = [simulation.predict(trace, seed) for seed in range(4)]
+  comparison = simulation.compare(trace, *predicted)
+  measured, expected = comparison.measured, comparison.predicted
+  assert measured.keys() == expected.keys()
+  for number in ('gradients_per_second', 'mixes_per_step'):
+    assert measured[number] == pytest.approx(expected[number], rel=0.1)
+  if name != 'allreduce':  # A mean has no age.
+    assert measured['age'] == pytest.approx(expected['age'], abs=0.3)
+    assert comparison.total_variation < 0.25
+  assert measured['lost_mass'] == pytest.approx(expected['lost_mass'], abs=0.6)
+  for each in predicted:
+    deaths = traces.summarize(each).num_deaths
+    assert deaths == traces.summarize(trace).num_deaths
+
+
+def test_nodes_without_steps_are_not_predicted():
+  header = {'strategy': {'name': 'pull'}, 'num_workers': 2}
+  records = traces.make_records(kind=traces.Kind.JOIN, replica=0)
+  with pytest.raises(ValueError, match='needs steps; the trace has none'):
+    simulation.predict(traces.Trace(records, header))
 
 
 def test_times_that_are_not_known_are_not_enough():
@@ -231,14 +278,11 @@ def test_times_that_are_not_known_are_not_enough():
       simulation.predict(bad)
 
 
-def _make_trace(learner, staleness):
-  clock = np.arange(len(learner)) + 10
+def _make_trace(worker, staleness):
+  clock = np.arange(len(worker)) + 10
   return traces.Trace(
     traces.make_records(
-      learner=learner,
-      read_clock=clock - staleness,
-      arrive_clock=clock,
-      apply_clock=clock,
+      worker=worker, read_version=clock - staleness, clock=clock
     )
   )
 
@@ -323,9 +367,9 @@ def test_resampled_steps_of_a_push_take_the_same():
 @pytest.mark.parametrize(
   ('times', 'firsts', 'message'),
   [
-    ([], (), 'a list of durations for each learner'),
+    ([], (), 'a list of durations for each worker'),
     ([[1.0], []], (), 'none of them empty'),
-    ([1.0], (), 'a list of durations for each learner'),
+    ([1.0], (), 'a list of durations for each worker'),
     ([[1.0], [0.0]], (), 'finite and above 0'),
     ([[1.0], [np.nan]], (), 'finite and above 0'),
     ([[1.0], [1.0]], [[1.0, np.inf]], 'finite and above 0'),
@@ -339,5 +383,5 @@ def test_resampled_refuses(times, firsts, message):
 
 
 def test_resampled_is_for_as_many_learners():
-  with pytest.raises(ValueError, match='of 2 learners, but there are 3'):
+  with pytest.raises(ValueError, match='of 2 workers, but there are 3'):
     simulation.resampled([[1.0], [1.0]]).table(0, 0, 1, 3)

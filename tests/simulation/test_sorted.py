@@ -3,25 +3,28 @@
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 
 from jasgd import protocols
 from jasgd import simulation
-from jasgd.simulation import _events
-from jasgd.simulation import _simulate
+from jasgd import traces
+from jasgd.simulation import _server_loop
 from jasgd.simulation import _sorted
 from tests.simulation import cases
 
 
 def _simulate_by_events(
-  protocol, num_learners, num_gradients, compute, seed, overlap
+  protocol, num_workers, num_gradients, compute, seed, overlap
 ):
   """The same, always by the event loop."""
   free = simulation.Network()
-  loop = _events.EventLoop(
-    protocol, num_learners, compute, free, (), seed, overlap
+  loop = _server_loop.ServerLoop(
+    protocol, num_workers, compute, free, (), seed, overlap
   )
   records, in_flight = loop.run(num_gradients)
-  _simulate._settle(records, protocol.clock, protocol.steps_per_push)
+  records['samples'][records['kind'] == traces.Kind.PUSH] = (
+    protocol.steps_per_push
+  )
   return records, in_flight
 
 
@@ -35,18 +38,17 @@ SORTED = {
 }
 
 
-def _check_same(make, num_learners, num_gradients, compute, seed, overlap):
-  assert _simulate._can_be_sorted(make())
+def _check_same(make, num_workers, num_gradients, compute, seed, overlap):
   trace = simulation.simulate(
     make(),
-    num_learners=num_learners,
+    num_workers=num_workers,
     num_gradients=num_gradients,
     compute=compute,
     seed=seed,
     overlap=overlap,
   )
   records, in_flight = _simulate_by_events(
-    make(), num_learners, num_gradients, compute, seed, overlap
+    make(), num_workers, num_gradients, compute, seed, overlap
   )
   for column in records.dtype.names:
     np.testing.assert_array_equal(
@@ -58,7 +60,7 @@ def _check_same(make, num_learners, num_gradients, compute, seed, overlap):
 @hypothesis.given(
   name=st.sampled_from(sorted(SORTED)),
   time_name=st.sampled_from(sorted(cases.TIMES)),
-  num_learners=st.integers(3, 40),
+  num_workers=st.integers(3, 40),
   num_gradients=st.integers(1, 600),
   log_speed=st.floats(0, 3),
   seed=st.integers(0, 10_000),
@@ -66,12 +68,12 @@ def _check_same(make, num_learners, num_gradients, compute, seed, overlap):
 )
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_sorting_gives_the_trace_of_the_event_loop(
-  name, time_name, num_learners, num_gradients, log_speed, seed, overlap
+  name, time_name, num_workers, num_gradients, log_speed, seed, overlap
 ):
-  speeds = np.logspace(0, log_speed, num_learners)
+  speeds = np.logspace(0, log_speed, num_workers)
   time = simulation.with_speeds(cases.TIMES[time_name], speeds.tolist())
   overlap = overlap and name != 'rennala'  # It is refused.
-  _check_same(SORTED[name], num_learners, num_gradients, time, seed, overlap)
+  _check_same(SORTED[name], num_workers, num_gradients, time, seed, overlap)
 
 
 def test_ties_go_by_learner():
@@ -80,31 +82,62 @@ def test_ties_go_by_learner():
     _check_same(make, 5, 300, time, 0, overlap=False)
 
 
-def test_what_holds_learners_or_fetches_apart_is_not_sorted():
-  for make in (
-    protocols.hardsync,
-    lambda: protocols.ssp(1),
-    lambda: protocols.downpour(1, 2),
-    lambda: protocols.ramp_up(protocols.asynchronous(), 5),
-  ):
-    assert not _simulate._can_be_sorted(make())
+def _count_calls(monkeypatch, make, **arguments):
+  """How often a simulation is sorted, and how often driven by events."""
+  calls = []
+  simulate_sorted = _sorted.simulate_sorted
+  run = _server_loop.ServerLoop.run
+
+  def sort(*arguments):
+    calls.append('sorted')
+    return simulate_sorted(*arguments)
+
+  def drive(*arguments):
+    calls.append('events')
+    return run(*arguments)
+
+  monkeypatch.setattr(_sorted, 'simulate_sorted', sort)
+  monkeypatch.setattr(_server_loop.ServerLoop, 'run', drive)
+  simulation.simulate(make(), num_workers=8, num_gradients=40, **arguments)
+  return calls
+
+
+@pytest.mark.parametrize('name', SORTED)
+def test_what_can_be_sorted_is(name, monkeypatch):
+  assert _count_calls(monkeypatch, SORTED[name]) == ['sorted']
+
+
+@pytest.mark.parametrize(
+  ('make', 'arguments'),
+  [
+    (protocols.hardsync, {}),
+    (lambda: protocols.ssp(1), {}),
+    (lambda: protocols.downpour(1, 2), {}),
+    (lambda: protocols.ramp_up(protocols.asynchronous(), 5), {}),
+    (protocols.asynchronous, {'failures': [(3.5, 1)]}),
+    (protocols.asynchronous, {'network': simulation.Network(latency=0.1)}),
+  ],
+)
+def test_what_cannot_be_sorted_is_not(make, arguments, monkeypatch):
+  """Some learners are held, fetch apart from pushes, die, or share a link."""
+  assert _count_calls(monkeypatch, make, **arguments) == ['events']
 
 
 def test_very_unequal_learners_are_not_sorted():
   """A table up to the fastest would be 100 times as large as the trace."""
   speeds = [1.0] * 99 + [1000.0]
   time = simulation.with_speeds(simulation.exponential(1.0), speeds)
-  arguments = (protocols.asynchronous(), 100, 20_000, time, 0, False)
+  arguments = (protocols.asynchronous(), 100, 20_000, time, 0, False, 1)
   assert _sorted.simulate_sorted(*arguments) is None
   _check_same(protocols.asynchronous, 100, 20_000, time, 0, overlap=False)
 
 
 def test_steps_are_added_one_by_one():
   """numpy's sum is pairwise from 8 on, where it can be."""
-  for num_learners in (1, 2, 5):
+  for num_workers in (1, 2, 5):
     _check_same(
       lambda: protocols.downpour(9, 9),
-      num_learners,
+      num_workers,
       200,
       cases.TIMES['lognormal'],
       seed=3,

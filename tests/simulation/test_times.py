@@ -123,10 +123,10 @@ def test_time_advances_and_stays_finite(time, expected):
     table = time.table(0, 0, 3, 1)
     np.testing.assert_array_equal(table, expected)
     trace = simulation.simulate(
-      protocols.asynchronous(), num_learners=1, num_gradients=20, compute=time
+      protocols.asynchronous(), num_workers=1, num_gradients=20, compute=time
     )
-  assert np.all(np.diff(trace.arrive_time) > 0)
-  assert np.all(np.isfinite(trace.arrive_time))
+  assert np.all(np.diff(trace.end_time) > 0)
+  assert np.all(np.isfinite(trace.end_time))
 
 
 def test_seeds_of_64_bits_differ():

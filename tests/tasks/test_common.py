@@ -1,7 +1,7 @@
 """Requirements for every task, tested on all of them."""
 
 import dataclasses
-import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jasgd import tasks
-from jasgd.tasks import _names
 from tests import marks
 from tests import trees
 from tests.tasks import cases
@@ -18,11 +17,15 @@ from tests.tasks import cases
 def test_every_task_and_model_is_listed():
   listed = {(case.name, case.arguments.get('model')) for case in cases.CASES}
   known = set()
-  for name, module in _names._MODULES.items():
-    models = getattr(importlib.import_module(module), 'MODELS', {None: None})
-    known |= {(name, model) for model in models}
+  for name in tasks.TASKS:
+    with pytest.raises(ValueError, match='model') as caught:
+      tasks.make_task(name, batch=8, model='nothing')
+    models = re.match(
+      "Unknown model 'nothing'. Known: (.*)[.]", str(caught.value)
+    )
+    names = models[1].split(', ') if models else [None]  # It has no models.
+    known |= {(name, model) for model in names}
   assert listed == known
-  assert {name for name, _ in known} == set(tasks.TASKS)
 
 
 @cases.every_case

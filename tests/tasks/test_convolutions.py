@@ -1,4 +1,4 @@
-"""Our convolutions against those of jax and flax: values and gradients."""
+"""Convolutions and networks against those of jax and flax."""
 
 import contextlib
 
@@ -9,18 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jasgd import tasks
 from jasgd.tasks import _convolutions
 from jasgd.tasks import _models
+from tests import marks
 from tests import trees
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
 
 def in_both_precisions(names, rows):
-  """All rows in double precision, and the first and last in single."""
+  """All rows in double precision, and the first and last in single.
+
+  Fast are the first one in single, and every second one in double precision.
+  """
   singles = [(*row, np.float32) for row in (rows[0], rows[-1])]
   doubles = [(*row, np.float64) for row in rows]
-  return pytest.mark.parametrize((*names, 'dtype'), singles + doubles)
+  return pytest.mark.parametrize(
+    (*names, 'dtype'),
+    marks.slow_but(singles + doubles, singles[0], *doubles[1::2]),
+  )
 
 
 def draw(shape, dtype, seed=0):
@@ -200,10 +208,11 @@ class PlainNet(linen.Module):
 @pytest.mark.parametrize(
   ('ours', 'plain', 'shape'),
   [
-    (
+    pytest.param(
       _models.LeNet(),
       PlainNet((6, 16), 5, (2, 0), (120, 84)),
       (4, 28, 28, 1),
+      marks=pytest.mark.slow,
     ),
     (
       _models.A1Net(features=(4, 20, 8)),
@@ -230,3 +239,42 @@ def test_networks_are_those_of_linen(ours, plain, shape):
     for net in (ours, plain)
   ]
   trees.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_a_residual_network_keeps_statistics_of_training_alone():
+  """Those of its first layer are the running mean over the batch."""
+  rng = np.random.default_rng(1)
+  examples = {
+    'image': rng.standard_normal((8, 8, 8, 3)).astype(np.float32),
+    'label': rng.integers(0, 10, 8).astype(np.int32),
+  }
+  net = _models.ResNet(num_blocks=1, features=(2, 3, 4))
+  task = tasks.from_linen(net, examples, examples, batch=8)
+  params, stats = jax.jit(task.init)(jax.random.key(0))
+  _, changed = jax.jit(task.loss)(params, stats, examples, jax.random.key(1))
+  trees.assert_same_types(changed, stats)
+  for old, new in zip(*map(jax.tree.leaves, (stats, changed)), strict=True):
+    assert (np.asarray(old) != np.asarray(new)).all()
+  first = jax.lax.conv_general_dilated(
+    examples['image'],
+    params['Conv_0']['kernel'],
+    (1, 1),
+    'SAME',
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  (name,) = (name for name in stats if name.startswith('BatchNorm'))
+  np.testing.assert_allclose(
+    changed[name]['mean'],
+    0.1 * first.mean(axis=(0, 1, 2)),
+    rtol=1e-4,
+    atol=1e-6,
+  )
+  # Evaluation takes each example by itself.
+  metrics = jax.jit(task.metrics)
+  once, twice = (
+    {name: leaf[np.array(rows)] for name, leaf in examples.items()}
+    for rows in ([0, 1], [0, 1, 0, 1])
+  )
+  trees.assert_close(
+    metrics(params, changed, once), metrics(params, changed, twice)
+  )

@@ -21,13 +21,6 @@ EXAMPLES = [
 ]
 
 
-class Source(list):
-  """A list with reads in blocks, as tensorflow-datasets has them."""
-
-  def __getitems__(self, indices):
-    return [self[index] for index in indices]
-
-
 @pytest.fixture
 def reads(monkeypatch, tmp_path):
   """What was asked of tensorflow-datasets, which has one small set."""
@@ -35,7 +28,7 @@ def reads(monkeypatch, tmp_path):
 
   def data_source(name, **arguments):
     calls.append((name, arguments))
-    return Source(EXAMPLES)
+    return cases.Source(EXAMPLES)
 
   monkeypatch.setattr(tfds, 'data_source', data_source)
   monkeypatch.setattr(_datasets, '_BLOCK', 10)  # The last block is smaller.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jasgd import tasks
-from jasgd.tasks import _models
 from tests import trees
 
 MOMENTUM = 0.9
@@ -92,45 +91,6 @@ def test_batch_statistics(make):
   assert (
     metrics(params, changed, alone)['loss']
     != (metrics(params, stats, alone)['loss'])
-  )
-
-
-def test_a_residual_network_keeps_statistics_of_training_alone():
-  """Those of its first layer are the running mean over the batch."""
-  rng = np.random.default_rng(1)
-  examples = {
-    'image': rng.standard_normal((8, 8, 8, 3)).astype(np.float32),
-    'label': rng.integers(0, 10, 8).astype(np.int32),
-  }
-  net = _models.ResNet(num_blocks=1, features=(2, 3, 4))
-  task = tasks.from_linen(net, examples, examples, batch=8)
-  params, stats = jax.jit(task.init)(jax.random.key(0))
-  _, changed = jax.jit(task.loss)(params, stats, examples, jax.random.key(1))
-  trees.assert_same_types(changed, stats)
-  for old, new in zip(*map(jax.tree.leaves, (stats, changed)), strict=True):
-    assert (np.asarray(old) != np.asarray(new)).all()
-  first = jax.lax.conv_general_dilated(
-    examples['image'],
-    params['Conv_0']['kernel'],
-    (1, 1),
-    'SAME',
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )
-  (name,) = (name for name in stats if name.startswith('BatchNorm'))
-  np.testing.assert_allclose(
-    changed[name]['mean'],
-    (1 - MOMENTUM) * first.mean(axis=(0, 1, 2)),
-    rtol=1e-4,
-    atol=1e-6,
-  )
-  # Evaluation takes each example by itself.
-  metrics = jax.jit(task.metrics)
-  once, twice = (
-    {name: leaf[np.array(rows)] for name, leaf in examples.items()}
-    for rows in ([0, 1], [0, 1, 0, 1])
-  )
-  trees.assert_close(
-    metrics(params, changed, once), metrics(params, changed, twice)
   )
 
 

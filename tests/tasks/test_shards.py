@@ -154,8 +154,11 @@ def test_a_task_has_the_table_in_its_data():
   ('options', 'message'),
   [
     ({'shards': 'parts'}, "Unknown shards 'parts'. Known: dirichlet, shards"),
-    ({'num_learners': 0}, 'num_learners must be at least 1, got 0'),
-    ({'batch': 0}, 'batch must be at least 1, got 0'),
+    (
+      {'num_learners': 0},
+      'num_learners must be a whole number of at least 1, got 0',
+    ),
+    ({'batch': 0}, 'batch must be a whole number of at least 1, got 0'),
     ({'shards': 'whole', 'batch': 101}, 'batch=101 where 100 samples among 1'),
     (
       {'shards': 'shards', 'num_learners': 7, 'batch': 15},
@@ -172,7 +175,7 @@ def test_a_task_has_the_table_in_its_data():
     ),
     (
       {'shards': 'dirichlet', 'labels': LABELS[:100], 'seed': -1},
-      'seed must be at least 0, got -1',
+      'seed must be a whole number of at least 0, got -1',
     ),
   ],
 )

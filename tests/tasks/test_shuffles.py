@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from jasgd import tasks
-from jasgd.tasks import _shuffles
+from tests import marks
 
 # Around powers of two, where the walk is shortest and longest.
 GOLDEN = [8718, 19241, 22309, 41081, 10206, 50532]
@@ -21,9 +21,9 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 1437, 4097)
 def permute():
   """Compiled once: the number of samples is traced."""
   return jax.jit(
-    lambda n, seed: _shuffles.permute(
-      jnp.minimum(jnp.arange(4097), n - 1), n, tasks.fold_key(seed, 0, 0)
-    )
+    lambda n, seed: jax.vmap(
+      lambda step: tasks.draw_samples(seed, 0, step, num_samples=n, batch=1)[0]
+    )(jnp.arange(4097))
   )
 
 
@@ -93,7 +93,7 @@ def draw_many(request):
   return lambda n: np.asarray(draw(n, *numbers.values()))
 
 
-@pytest.mark.parametrize('n', [4, 9, 40])
+@pytest.mark.parametrize('n', marks.slow_but([4, 9, 40], 9, 40))
 def test_uniform_in_positions_and_pairs(draw_many, n):
   rows = draw_many(n)
   for column in rows.T:
@@ -162,7 +162,10 @@ def test_the_same_on_every_machine():
 
 @pytest.mark.parametrize(
   ('batch', 'message'),
-  [(11, 'got batch=11 of 10'), (0, 'batch must be at least 1, got 0')],
+  [
+    (11, 'got batch=11 of 10'),
+    (0, 'batch must be a whole number of at least 1, got 0'),
+  ],
 )
 def test_refuses(batch, message):
   with pytest.raises(ValueError, match=message):

@@ -5,10 +5,9 @@ import itertools
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from jasgd import tasks
-from jasgd.tasks import _cifar10
-from jasgd.tasks import _datasets
 from tests import trees
 from tests.tasks import cases
 
@@ -89,7 +88,10 @@ def test_fields():
       {'shards': 'dirichlet'},
       "Unknown shards 'dirichlet'. Known: shards, whole",
     ),
-    ({'num_learners': 0}, 'num_learners must be at least 1, got 0'),
+    (
+      {'num_learners': 0},
+      'num_learners must be a whole number of at least 1, got 0',
+    ),
     ({'batch': 21}, 'batch=21 where 20 samples among 1 make 20'),
     (
       {'batch': 7, 'shards': 'shards', 'num_learners': 3},
@@ -107,8 +109,8 @@ def test_the_same_examples_as_in_memory():
   """Streamed from tensorflow-datasets: the loss of a real batch is the same."""
   task = cases.EVERY['cifar10-a1'].make()
   _, params, stats = cases.make_initial('cifar10-a1')
-  source = _datasets.open_source(
-    'cifar10', _cifar10.VERSION, 'train', cases.find_data()
+  source = tfds.data_source(
+    'cifar10', split='train', data_dir=cases.find_data(), download=False
   )
 
   def transform(example, rng):

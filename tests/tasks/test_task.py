@@ -41,12 +41,15 @@ def test_a_task_is_frozen_and_itself():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'batch': 0}, 'batch must be at least 1, got 0'),
-    ({'batch': 1.5}, 'batch must be an integer, got 1.5'),
-    ({'batch': True}, 'batch must be an integer, got True'),
+    ({'batch': 0}, 'batch must be a whole number of at least 1, got 0'),
+    ({'batch': 1.5}, 'batch must be a whole number of at least 1, got 1.5'),
+    ({'batch': True}, 'batch must be a whole number of at least 1, got True'),
     ({'batch': 11}, 'got batch=11 of num_samples=10'),
-    ({'num_samples': 0}, 'num_samples must be at least 1, got 0'),
-    ({'chunk': 0}, 'chunk must be at least 1, got 0'),
+    (
+      {'num_samples': 0},
+      'num_samples must be a whole number of at least 1, got 0',
+    ),
+    ({'chunk': 0}, 'chunk must be a whole number of at least 1, got 0'),
     ({'is_streamed': True}, "streamed task 'tiny' must have no data"),
     (
       {'test_data': {'x': jnp.zeros(3), 'y': jnp.zeros(4)}},
@@ -86,7 +89,9 @@ def test_choose_chunk():
 
 @pytest.mark.parametrize('arguments', [(0, 1), (4, 0)])
 def test_choose_chunk_refuses(arguments):
-  with pytest.raises(ValueError, match='must be at least 1, got 0'):
+  with pytest.raises(
+    ValueError, match='must be a whole number of at least 1, got 0'
+  ):
     tasks.choose_chunk(*arguments)
 
 
@@ -119,7 +124,9 @@ def test_evaluate_is_compiled_once():
 def test_evaluate_refuses():
   with pytest.raises(ValueError, match="'tiny' has no test_data"):
     tasks.evaluate(make_tiny(test_data=None), jnp.float32(0), {})
-  with pytest.raises(ValueError, match='batch_size must be at least 1, got 0'):
+  with pytest.raises(
+    ValueError, match='batch_size must be a whole number of at least 1, got 0'
+  ):
     tasks.evaluate(make_tiny(), jnp.float32(0), {}, batch_size=0)
 
 
@@ -135,10 +142,18 @@ def test_evaluate_refuses():
     ('quadratic', {'augment': 'flip_crop'}, 'does not take augment'),
     ('quadratic', {'condition': 0.5}, 'condition must be finite and >= 1'),
     ('quadratic', {'noise': -1.0}, 'noise must be finite and at least 0'),
-    ('quadratic', {'dimension': 0}, 'dimension must be at least 1, got 0'),
+    (
+      'quadratic',
+      {'dimension': 0},
+      'dimension must be a whole number of at least 1, got 0',
+    ),
     ('logistic', {'l2': 0.0}, 'l2 must be finite and above 0, got 0.0'),
     ('logistic', {'l2': 'x'}, "l2 must be a number, got 'x'"),
-    ('logistic', {'seed': -1}, 'seed must be at least 0, got -1'),
+    (
+      'logistic',
+      {'seed': -1},
+      'seed must be a whole number of at least 0, got -1',
+    ),
     (
       'logistic',
       {'augment': 'flip_crop'},

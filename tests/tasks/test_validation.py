@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from jasgd import tasks
-from jasgd.tasks import _digits
-from jasgd.tasks import _functions
 
 
 def _make_task(validation, num_samples=10):
@@ -59,15 +57,23 @@ def test_a_side_must_not_be_empty(share):
 
 
 def test_the_digits_can_be_held_out_of_by_name():
+  whole = tasks.make_task('digits', batch=4)
   task = tasks.make_task('digits', batch=4, validation=0.1)
-  assert task.num_samples == _digits.NUM_TRAIN - 144
+  assert task.num_samples == whole.num_samples - 144
   assert len(task.test_data['label']) == 144
   # All digits are there.
   assert set(np.asarray(task.test_data['label']).tolist()) == set(range(10))
-  train, _ = _digits.load_digits()
-  kept, held = _functions.hold_out(train, 0.1)
-  np.testing.assert_array_equal(task.test_data['image'], held['image'])
-  assert len(kept['label']) + len(held['label']) == _digits.NUM_TRAIN
+  # Both sides together are the training set, and no image of the test set.
+  kept, held, images = (
+    np.asarray(images).reshape(-1, 64)
+    for images in (
+      task.data['examples']['image'],
+      task.test_data['image'],
+      whole.data['examples']['image'],
+    )
+  )
+  sides = np.concatenate([kept, held])
+  np.testing.assert_array_equal(np.sort(sides, axis=0), np.sort(images, axis=0))
 
 
 def test_a_task_without_examples_says_so():

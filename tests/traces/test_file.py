@@ -3,14 +3,18 @@
 import errno
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import textwrap
+import zlib
 
 import hypothesis
 import numpy as np
 import pytest
 
+from jasgd import gossip
+from jasgd import simulation
 from jasgd import traces
 from tests.traces import cases
 
@@ -129,7 +133,7 @@ def test_every_flipped_byte_of_the_header_is_noticed(path):
     if index < 8:
       message = 'is not a trace: it begins with'
     elif index < 12:
-      message = r'of version \d+; this is jasgd for version 1'
+      message = r'of version \d+, and this jasgd reads version 2'
     else:
       message = 'header of .* is damaged'
     for mask in (1 << index % 8, 255):
@@ -140,11 +144,48 @@ def test_every_flipped_byte_of_the_header_is_noticed(path):
         traces.Trace.load(path, allow_truncated=True)
 
 
+def test_a_trace_of_version_1_is_refused(path):
+  """The same prefix, and records of 88 bytes."""
+  header = b'{"num_learners": 3}'
+  header += b' ' * (-(32 + len(header)) % 64)
+  prefix = struct.pack(
+    '<8s5I', b'\x93JASGD\r\n', 1, 88, len(header), zlib.crc32(header), 2
+  )
+  prefix += struct.pack('<I', zlib.crc32(prefix))
+  path.write_bytes(prefix + header + bytes(2 * 88))
+  before = path.read_bytes()
+  for open_it in (
+    traces.Trace.load,
+    lambda path: traces.Trace.load(path, allow_truncated=True),
+    traces.TraceWriter,
+  ):
+    with pytest.raises(
+      traces.TraceError,
+      match='is a trace of version 1, and this jasgd reads version 2: run the',
+    ):
+      open_it(path)
+  assert path.read_bytes() == before
+
+
+def test_records_of_another_size_are_refused(path):
+  """A file of this version cannot have them, unless somebody has erred."""
+  _make_small_trace().save(path)
+  data = bytearray(path.read_bytes())
+  data[12:16] = struct.pack('<I', 88)
+  data[28:32] = struct.pack('<I', zlib.crc32(data[:28]))
+  path.write_bytes(data)
+  message = 'has records of 88 bytes; those of version 2 have 128'
+  with pytest.raises(traces.TraceError, match=message):
+    traces.Trace.load(path)
+
+
 def test_what_is_not_a_trace(path):
   with pytest.raises(traces.TraceError, match=r'There is no trace .*trace'):
     traces.Trace.load(path)
-  with pytest.raises(traces.TraceError, match='not a trace but a folder'):
+  with pytest.raises(traces.TraceError, match=r'There is no trace in .*'):
     traces.Trace.load(path.parent)
+  with pytest.raises(traces.TraceError, match='not a trace but a folder'):
+    traces.TraceWriter(path.parent)
   path.write_text('a,b\n1,2\n')
   with pytest.raises(traces.TraceError, match='part of that path is a file'):
     traces.Trace.load(path / 'trace')
@@ -229,7 +270,7 @@ def test_a_writer_killed_within_a_write_loses_one_record(path):
   with traces.TraceWriter(path, {'seed': 1}) as writer:
     assert writer.num_bytes_cut == 44
     assert writer.num_records == 5
-    writer.append(traces.make_records(kind=traces.Kind.RESTART, step=[3]))
+    writer.append(traces.make_records(kind=traces.Kind.RESTART, stands=[3]))
     writer.append(traces.make_records(step=[4]))
   assert traces.Trace.load(path).step.tolist() == [0, 1, 2, 3, 4]
   assert len(traces.Trace.load(path)) == 7
@@ -290,6 +331,19 @@ def test_a_saved_file_may_grow(path):
   with traces.TraceWriter(path) as writer:
     writer.append(trace.records[:2])
   assert traces.Trace.load(path).step.tolist() == [1, 2, 3, 1, 2]
+
+
+def test_the_trace_of_nodes_is_one_file_too(path):
+  trace = simulation.simulate(
+    gossip.Elastic(),
+    num_workers=3,
+    num_gradients=12,
+    network=simulation.Network(latency=0.1),
+    failures=[(1.1, 2, 2.0)],
+  )
+  trace.save(path)
+  assert traces.Trace.load(path) == trace
+  assert path.is_file()
 
 
 def test_of_a_writers_file_the_number_is_not_known(path):

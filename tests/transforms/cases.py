@@ -30,8 +30,13 @@ class Case:
 
   @functools.cached_property
   def default(self) -> optax.GradientTransformationExtraArgs:
-    """Built once, so that its compiled runs are found again."""
+    """Built once: jax finds what it has traced for it."""
     return self.make()
+
+  @functools.cached_property
+  def eager(self) -> tuple[Any, Any]:
+    """`run_eagerly` of the default, from `make_params()`."""
+    return run_eagerly(self.default, make_params())
 
   def make(self, **traced) -> optax.GradientTransformationExtraArgs:
     first = {name: values[0] for name, values in self.traced.items()}

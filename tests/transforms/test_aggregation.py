@@ -78,10 +78,13 @@ def test_softsync_against_numpy(optimizer, reference):
     assert optax.tree.get(state, 'group_size') == 0
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-  'optimizer',
-  [optax.sgd(0.1, momentum=0.9), optax.adam(0.1), optax.adamw(0.1)],
+  ('optimizer', 'dtype'),
+  [
+    (optax.sgd(0.1, momentum=0.9), jnp.float32),
+    (optax.adam(0.1), jnp.bfloat16),
+    (optax.adamw(0.1), jnp.float32),
+  ],
   ids=['momentum', 'adam', 'adamw'],
 )
 def test_a_group_of_one_is_the_optimizer_bit_for_bit(optimizer, dtype):

@@ -70,12 +70,12 @@ def _run_with_queue(optimizer, num_late, num_steps):
     yield params, state
 
 
-@pytest.mark.parametrize('num_late', [0, 1, 7])
+@pytest.mark.parametrize('num_late', [1, 4])
 @pytest.mark.parametrize('name', OPTIMIZERS)
 @jax.disable_jit()  # `test_common.py` compares eager with compiled runs.
 def test_delayed_equals_a_queue_step_for_step(name, num_late):
   optimizer = OPTIMIZERS[name]
-  num_steps = 3 * num_late + 4
+  num_steps = 2 * num_late + 3  # The ring has been filled twice.
   with jax.enable_x64(True):  # So that rounding cannot hide a mistake.
     for (params, state), expected in zip(
       _run(jasgd.delayed(optimizer, num_late), num_steps),

@@ -1,10 +1,10 @@
-"""A run that is killed at each of its steps on files, and started again.
+"""A run that is killed at each of its operations on files, and then resumed.
 
     python -m tests.workdir.killed_run FOLDER STRIDE
 
-makes a folder for each kill, of a run that was killed there once and then went
-on, and prints its number. Processes are forked, for importing takes long, and
-before jax is used, which has threads.
+makes a folder for each kill, with a run that was killed once and then resumed,
+and prints its number. Processes are forked, since imports take long; they are
+forked before jax is used, which starts threads.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 
 import jax
 import numpy as np
-import orbax.checkpoint  # noqa: F401  So that it is there before the fork.
+import orbax.checkpoint  # noqa: F401  Imported before the fork.
 
 from jasgd import workdir
 
@@ -48,7 +48,7 @@ def run(folder):
 
 
 def _kill_at(number):
-  """Arranges that this process is killed just before an event on files."""
+  """Kills this process just before the given operation on files."""
   count = 0
 
   def hook(event, arguments):
@@ -63,7 +63,7 @@ def _kill_at(number):
 
 
 def _fork(folder, kill_at=None):
-  """Runs in a process of its own; gives whether that was killed."""
+  """Runs in a new process; returns whether it was killed."""
   pid = os.fork()
   if not pid:
     signal.alarm(TIMEOUT)
@@ -78,7 +78,7 @@ def _fork(folder, kill_at=None):
 
 
 def main():
-  """Kills a run at every STRIDE-th event, until one ends before it."""
+  """Kills a run at every STRIDE-th operation, until one ends before that."""
   root, stride = sys.argv[1], int(sys.argv[2])
   number = 1
   while _fork(f'{root}/{number}', kill_at=number):

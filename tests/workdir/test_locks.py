@@ -1,4 +1,4 @@
-"""One at a time in a workdir, whatever becomes of the one."""
+"""Locks of workdirs, also of a process that is killed."""
 
 import subprocess
 import sys

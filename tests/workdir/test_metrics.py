@@ -1,4 +1,4 @@
-"""Metrics: the lines, the columns, and going on after a crash."""
+"""Metrics: lines, columns, and resuming after a crash."""
 
 import json
 import logging
@@ -95,7 +95,7 @@ def test_every_cut_of_a_file_can_be_read_and_continued(tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_what_is_behind_the_position_is_cut_off(tmp_path):
+def test_lines_after_the_position_are_cut_off(tmp_path):
   with _open(tmp_path) as writer:
     writer.write(1, {'a': 1})
     position = writer.position
@@ -109,7 +109,7 @@ def test_what_is_behind_the_position_is_cut_off(tmp_path):
   assert workdir.read_metrics(tmp_path)['clock'].tolist() == []
 
 
-def test_what_is_beyond_a_clock_is_found(tmp_path):
+def test_the_position_of_a_clock_is_found(tmp_path):
   assert workdir.find_metrics_position(tmp_path, 5) == 0
   positions = [0]
   with _open(tmp_path) as writer:
@@ -159,12 +159,12 @@ def test_no_file(tmp_path):
     workdir.read_metrics(tmp_path)
 
 
-def test_what_is_no_number_is_refused_and_nothing_is_written(tmp_path):
+def test_values_that_are_no_numbers_are_refused(tmp_path):
   with _open(tmp_path) as writer:
     for value in ('text', [1, 2], None, jnp.ones(2)):
       with pytest.raises(ValueError, match="'loss' must be a number, got"):
         writer.write(1, {'acc': 1, 'loss': value})
-    with pytest.raises(ValueError, match="'clock' is taken"):
+    with pytest.raises(ValueError, match="must not be called 'clock'"):
       writer.write(1, {'clock': 1})
     assert writer.position == 0
   writer.close()

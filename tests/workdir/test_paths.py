@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and files of JSON that are whole."""
+"""The folder of a run: its paths, its config, and atomic files of JSON."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_another_config_is_refused(changes, messages, tmp_path):
   )
 
 
-def test_what_is_no_folder_is_refused(tmp_path):
+def test_a_file_as_workdir_is_refused(tmp_path):
   path = tmp_path / 'file'
   path.write_text('text')
   for each in (path, path / 'below'):
@@ -95,13 +95,15 @@ def test_what_is_no_folder_is_refused(tmp_path):
   assert path.read_text() == 'text'
 
 
-def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
   # A folder in which nobody may write, the superuser neither.
   with pytest.raises(workdir.WorkdirError, match=r'/proc/run.*be writable: '):
     workdir.open_workdir('/proc/run', CONFIG)
   workdir.open_workdir(tmp_path, CONFIG)
   monkeypatch.setattr(os, 'access', lambda path, mode: False)
-  with pytest.raises(workdir.WorkdirError, match='must be writable, and is'):
+  with pytest.raises(
+    workdir.WorkdirError, match='must be writable, but it is not'
+  ):
     workdir.open_workdir(tmp_path, CONFIG)
 
 
@@ -112,7 +114,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     ({'a': object()}, 'config must be writable as JSON'),
   ],
 )
-def test_a_config_that_json_cannot_say_is_refused(config, message, tmp_path):
+def test_a_config_that_json_cannot_hold_is_refused(config, message, tmp_path):
   with pytest.raises(ValueError, match=message):
     workdir.open_workdir(tmp_path / 'run', config)
   with pytest.raises(ValueError, match=message):
@@ -136,7 +138,7 @@ def test_json_is_strict_and_plain(tmp_path):
   }
 
 
-def test_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_json_is_replaced_atomically(tmp_path, monkeypatch):
   path = tmp_path / 'a.json'
   workdir.write_json(path, 1)
   with pytest.raises(ValueError, match=r'a\.json must be writable as'):

@@ -1,4 +1,4 @@
-"""The line that says how far a run is; time is given, never waited for."""
+"""The line of progress, with a fake clock."""
 
 import contextlib
 import io
@@ -119,7 +119,7 @@ def test_pauses_are_not_in_the_rate_but_in_the_total(now):
   ]
 
 
-def test_a_run_that_goes_on_counts_its_own_updates(now):
+def test_a_resumed_run_counts_its_own_updates(now):
   stream = io.StringIO()
   progress = workdir.Progress(1000, start=900, stream=stream, now=now)
   now.seconds += 10

@@ -1,4 +1,4 @@
-"""Provenance: enough to run it again, and nothing private."""
+"""Provenance: its fields, and no secrets in them."""
 
 import getpass
 import json
@@ -104,7 +104,7 @@ def test_without_git_or_a_script_there_is_no_revision(script, monkeypatch):
   assert workdir.describe_run({}, 0)['git_revision'] is None
 
 
-def test_nothing_private(script, monkeypatch):
+def test_secrets_and_the_home_folder_are_hidden(script, monkeypatch):
   _ = script
   home = '/home/alice'
   monkeypatch.setenv('HOME', home)

@@ -1,0 +1,1 @@
+"""Configs of training runs: nested dataclasses, whose fields are flags."""

@@ -1,0 +1,242 @@
+"""The config of a strategy: a protocol with a server, or a peer strategy."""
+
+from collections.abc import Callable
+import copy
+import dataclasses
+import importlib
+import inspect
+from typing import Any
+
+from jasgd import gossip
+from jasgd import protocols
+
+Strategy = protocols.Protocol | gossip.PeerStrategy
+
+PEER_STRATEGIES: dict[str, type[gossip.PeerStrategy]] = {
+  'allreduce': gossip.AllReduce,
+  'elastic': gossip.Elastic,
+  'pairs': gossip.Pairs,
+  'pull': gossip.Pull,
+  'push': gossip.Push,
+  'push_sum': gossip.PushSum,
+}
+PROTOCOLS: dict[str, type[protocols.Protocol]] = {
+  'asynchronous': protocols.asynchronous,
+  'backup': protocols.backup,
+  'constant_delay': protocols.constant_delay,
+  'downpour': protocols.downpour,
+  'hardsync': protocols.hardsync,
+  'rennala': protocols.rennala,
+  'ringmaster': protocols.ringmaster,
+  'softsync': protocols.softsync,
+  'ssp': protocols.ssp,
+}
+
+
+@dataclasses.dataclass(kw_only=True)
+class StrategyConfig:
+  """How workers train in parallel: with a server, or with each other.
+
+  A field has an effect only with the strategies that its comment names.
+  """
+
+  # With a server: asynchronous, backup, constant_delay, downpour, hardsync,
+  # rennala, ringmaster, softsync, ssp. Without: allreduce, elastic, pairs,
+  # pull, push, push_sum. Or 'module:name' of your own subclass of
+  # `jasgd.protocols.Protocol` or `jasgd.gossip.PeerStrategy`.
+  name: str = 'asynchronous'
+  # Further arguments of your own class, such as (('patience', 3),).
+  arguments: tuple[tuple[str, Any], ...] = ()
+  # softsync: an update takes as many gradients as 1/n of the learners.
+  n: int = 1
+  # constant_delay: staleness of every gradient; there are delay + 1 learners.
+  delay: int = 0
+  # ssp: steps by which a learner may lead. rennala: gradients per update.
+  s: int = 1
+  # ringmaster: the largest staleness of a gradient that is taken.
+  r: int = 1
+  # backup: number of gradients that an update does not wait for.
+  num_backups: int = 1
+  # downpour: steps between pushes, and between fetches.
+  n_push: int = 1
+  n_fetch: int = 1
+  # Any protocol: updates over which the learners are admitted; 0: all at once.
+  ramp_up: int = 0
+  # Any peer strategy: local steps between two exchanges.
+  period: int = 1
+  # elastic: share of the distance that a node and the centre move towards each
+  # other; Jin et al. take 0.8 / num_workers.
+  rate: float = 0.1
+  # elastic: weights of the gradient after an exchange; a3: those after it,
+  # easgd: those before it.
+  order: str = 'a3'
+  # pull: weight of a random peer.
+  beta: float = 0.5
+  # pull, push, push_sum, pairs: 'independent', 'permutation' or 'matching'
+  # draws peers at random; a name in `jasgd.gossip.topologies.KINDS`, such as
+  # 'ring', is a fixed topology.
+  peers: str = 'independent'
+  # random_regular: peers of a node. Other random topologies: rounds drawn.
+  degree: int = 3
+  num_rounds: int = 64
+
+  @property
+  def is_peer(self) -> bool:
+    """Whether there is no server; False if there is no such strategy."""
+    try:
+      return issubclass(self.find_class(), gossip.PeerStrategy)
+    except ValueError:
+      return False
+
+  def find_class(self) -> type[Strategy]:
+    """The class of the strategy.
+
+    Raises:
+      ValueError: if the name is unknown, or not that of a strategy.
+    """
+    kind = find_named('strategy', PROTOCOLS | PEER_STRATEGIES, self.name)
+    if inspect.isclass(kind) and issubclass(kind, Strategy):
+      return kind
+    raise ValueError(
+      f'strategy.name={self.name!r} must name a subclass of '
+      'jasgd.protocols.Protocol or jasgd.gossip.PeerStrategy, got '
+      f'{kind!r:.80}.'
+    )
+
+  def make(self, num_workers: int, seed: int) -> Strategy:
+    """A new strategy, before the start of a run.
+
+    Args:
+      num_workers: Number of nodes of a topology.
+      seed: Seed of a random topology.
+
+    Returns:
+      The protocol or peer strategy.
+
+    Raises:
+      ValueError: if the name or an argument makes no sense.
+    """
+    kind = self.find_class()
+    arguments = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name not in ('name', 'arguments')
+      and self._is_given(field, inspect.signature(kind).parameters)
+    }
+    if 'peers' in arguments:
+      arguments['peers'] = self._make_peers(num_workers, seed)
+    arguments |= dict(self.arguments)
+    try:
+      inspect.signature(kind).bind(**arguments)
+    except TypeError as error:
+      raise ValueError(
+        f'strategy {self.name!r} does not take the arguments {arguments}: '
+        f'{error}.'
+      ) from None
+    strategy: Any = kind(**arguments)
+    if not self.ramp_up:
+      return strategy
+    if is_peer(strategy):
+      raise ValueError(
+        'strategy.ramp_up is for protocols with a server, got '
+        f'strategy.name={self.name!r}.'
+      )
+    return protocols.ramp_up(strategy, self.ramp_up)
+
+  def _is_given(self, field: Any, parameters: Any) -> bool:
+    """Whether a field is an argument: required, or not left at its default."""
+    if field.name not in parameters:
+      return False
+    is_required = parameters[field.name].default is inspect.Parameter.empty
+    return is_required or getattr(self, field.name) != field.default
+
+  def _make_peers(
+    self, num_workers: int, seed: int
+  ) -> str | gossip.topologies.Topology:
+    if self.peers in gossip.PEERS:
+      return self.peers
+    if self.peers not in gossip.topologies.KINDS:
+      known = ', '.join(sorted({*gossip.PEERS, *gossip.topologies.KINDS}))
+      raise ValueError(f'Unknown peers {self.peers!r}. Known: {known}.')
+    given = {
+      'degree': self.degree,
+      'num_rounds': self.num_rounds,
+      'seed': seed,
+    }
+    taken = inspect.signature(gossip.topologies.KINDS[self.peers]).parameters
+    return gossip.topologies.make_topology(
+      self.peers,
+      num_workers,
+      **{name: value for name, value in given.items() if name in taken},
+    )
+
+
+def is_strategy(value: Any) -> bool:
+  """Whether a value is a protocol or a peer strategy."""
+  return isinstance(value, Strategy)
+
+
+def is_peer(strategy: Strategy) -> bool:
+  """Whether a strategy has no server."""
+  return isinstance(strategy, gossip.PeerStrategy)
+
+
+def count_gradients_per_update(strategy: Any, num_workers: int) -> int:
+  """Number of gradients in an update while all workers are present.
+
+  Args:
+    strategy: A protocol or peer strategy; it is not changed.
+    num_workers: Number of learners or nodes.
+
+  Returns:
+    For a protocol, the gradients until its first update, if all learners push
+    in turn. For nodes, 1; or all of them if they average gradients.
+  """
+  if is_peer(strategy):
+    return num_workers if strategy.averages_gradients else 1
+  # A ramp-up begins with fewer learners: its own protocol has all of them.
+  protocol = copy.deepcopy(getattr(strategy, 'protocol', strategy))
+  protocol.init(num_workers)
+  ready = list(range(num_workers))
+  count = 0
+  while ready:
+    count += 1
+    decision = protocol.on_push(ready.pop(0), 0, 0)
+    if decision.updates:
+      break
+    ready += decision.released
+  return count * protocol.steps_per_push
+
+
+def find_named(
+  what: str, known: dict[str, Any], name: str
+) -> Callable[..., Any]:
+  """The function or class of a name, built in or of the user's own.
+
+  Args:
+    what: Kind of thing that is named, for error messages.
+    known: Built-in things by name.
+    name: A name in `known`, or 'module:name', which is imported.
+
+  Returns:
+    The function or class.
+
+  Raises:
+    ValueError: if the name is unknown, or cannot be imported.
+  """
+  if name in known:
+    return known[name]
+  module, separator, attribute = name.partition(':')
+  if not separator:
+    raise ValueError(
+      f'Unknown {what} {name!r}. Known: {", ".join(known)}; name your own as '
+      "'module:name'."
+    )
+  try:
+    return getattr(importlib.import_module(module), attribute)
+  except Exception as error:  # A module may fail in any way while it loads.
+    raise ValueError(
+      f'The {what} {name!r} cannot be imported ({type(error).__name__}: '
+      f'{error}): check the names of the module and of what is in it, and that '
+      "the module's folder is in PYTHONPATH."
+    ) from None

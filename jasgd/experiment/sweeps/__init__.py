@@ -1,0 +1,1 @@
+"""Many runs in virtual time: grids, sweeps over them, and comparisons."""

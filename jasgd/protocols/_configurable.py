@@ -1,0 +1,165 @@
+"""Objects stored as name and arguments, and objects built from that.
+
+Configs and trace headers store a protocol, a peer strategy or a topology as
+`{'name': ..., 'arguments': {...}}`, which is plain JSON.
+"""
+
+from collections.abc import Callable, Mapping
+import importlib
+import inspect
+import json
+from typing import Any, ClassVar
+
+
+class Configurable:
+  """Base class of objects that are stored as name and arguments.
+
+  Attributes:
+    name: Name in configs, in `repr` and in reports.
+  """
+
+  name: ClassVar[str] = ''
+
+  def arguments(self) -> dict[str, Any]:
+    """The constructor's arguments by name, for `repr` and `to_config`.
+
+    Returns:
+      Values that JSON can hold, or further objects that have `to_config`.
+    """
+    return {}
+
+  def to_config(self) -> dict[str, Any]:
+    """Name and arguments: an equal object can be built from them.
+
+    Returns:
+      A JSON-serialisable dict `{'name': ..., 'arguments': {...}}`. The name of
+      a class outside jasgd is `'module:name'`. An argument that has a config
+      itself, such as the protocol inside `ramp_up`, becomes such a dict.
+
+    Raises:
+      ValueError: if JSON cannot hold an argument.
+
+    Examples:
+      >>> from jasgd import protocols
+      >>> protocols.softsync(2).to_config()
+      {'name': 'softsync', 'arguments': {'n': 2}}
+    """
+    kind = type(self)
+    name = self.name
+    if not kind.__module__.startswith('jasgd.'):
+      # A subclass of a known class inherits its name, but is another class.
+      name = f'{kind.__module__}:{kind.__qualname__}'
+    arguments = {}
+    for key, value in self.arguments().items():
+      if isinstance(value, Configurable):
+        arguments[key] = value.to_config()
+        continue
+      try:
+        json.dumps(value, allow_nan=False)
+      except (TypeError, ValueError) as error:
+        raise ValueError(
+          f'The argument {key}={value!r} of {self!r} cannot be stored as JSON '
+          f'({error}): {kind.__name__}.arguments must return numbers, strings, '
+          'lists, dicts or objects with to_config.'
+        ) from None
+      arguments[key] = value
+    return {'name': name, 'arguments': arguments}
+
+
+def build(
+  config: Any,
+  known: Mapping[str, Callable[..., Any]],
+  noun: str,
+  parts: Mapping[str, Callable[..., Any]] | None = None,
+) -> Any:
+  """Builds an object from its config. The inverse of `to_config`.
+
+  Args:
+    config: `{'name': ..., 'arguments': {...}}`. The name is one of `known`, or
+      `'module:name'` of a subclass of `Configurable`, which is imported. A
+      dict of this form among the arguments is built too. Without 'arguments'
+      there are none.
+    known: Classes and functions by name.
+    noun: Noun for the object in error messages, such as 'protocol'.
+    parts: Further classes and functions, for dicts among the arguments only.
+
+  Returns:
+    A new object.
+
+  Raises:
+    ValueError: if the config has another form, the name is unknown or not that
+      of a `Configurable`, the module cannot be imported, or the arguments do
+      not fit.
+  """
+  if not _is_config(config):
+    raise ValueError(
+      f"The config of a {noun} is a dict {{'name': ..., 'arguments': {{...}}}} "
+      "such as {'name': 'softsync', 'arguments': {'n': 2}}, got "
+      f'{config!r}.'
+    )
+  name = config['name']
+  make = _find(name, known, noun)
+  every = {**known, **(parts or {})}
+  arguments = {
+    key: build(value, every, noun) if _is_config(value) else value
+    for key, value in config.get('arguments', {}).items()
+  }
+  signature = inspect.signature(make)
+  try:
+    signature.bind(**arguments)
+  except TypeError as error:
+    raise ValueError(
+      f'The {noun} {name!r} takes the arguments '
+      f'({", ".join(signature.parameters)}), got {arguments!r}: {error}.'
+    ) from None
+  return make(**arguments)
+
+
+def _is_config(value: Any) -> bool:
+  """Whether a value has the form of a config."""
+  if not isinstance(value, dict) or not isinstance(value.get('name'), str):
+    return False
+  arguments = value.get('arguments', {})
+  return (
+    value.keys() <= {'name', 'arguments'}
+    and isinstance(arguments, dict)
+    and all(isinstance(key, str) for key in arguments)
+  )
+
+
+def _find(
+  name: str, known: Mapping[str, Callable[..., Any]], noun: str
+) -> Callable[..., Any]:
+  """The class or function of a name: a known one, or `'module:name'`."""
+  module_name, separator, class_name = name.partition(':')
+  if not separator:
+    if name not in known:
+      raise ValueError(
+        f'Unknown {noun} {name!r}. Known: {", ".join(sorted(known))}; name a '
+        "class of your own as 'module:name'."
+      )
+    return known[name]
+  try:
+    found = importlib.import_module(module_name)
+  except Exception as error:  # A module may fail in any way while it loads.
+    raise ValueError(
+      f'The module of the {noun} {name!r} cannot be imported '
+      f'({type(error).__name__}: {error}): check its name, and that its folder '
+      'is in PYTHONPATH.'
+    ) from None
+  try:
+    # A name with dots is that of a class inside a class.
+    for part in class_name.split('.'):
+      found = getattr(found, part)
+  except AttributeError:
+    raise ValueError(
+      f'The {noun} {name!r} was not found: the module {module_name!r} has no '
+      f'{class_name!r}. Define the class at the top level of a module that can '
+      'be imported, not in a script or a function.'
+    ) from None
+  if not (isinstance(found, type) and issubclass(found, Configurable)):
+    raise ValueError(
+      f'{name!r} must be the name of a subclass of jasgd.protocols.Protocol '
+      f'or jasgd.gossip.PeerStrategy, but it is {found!r}.'
+    )
+  return found

@@ -1,0 +1,206 @@
+"""The centre of elastic averaging: weights that move by the nodes' forces."""
+
+import logging
+import math
+import threading
+import time
+from typing import Any
+
+import jax
+
+from jasgd import engine
+from jasgd import gossip
+from jasgd import traces
+from jasgd import workdir as workdirs
+from jasgd.runtime import _settings
+from jasgd.runtime.nodes import _files
+from jasgd.runtime.nodes import _registry
+from jasgd.runtime.nodes import _weights
+from jasgd.runtime.wires import _addresses
+from jasgd.runtime.wires import _buffers
+from jasgd.runtime.wires import _messages
+from jasgd.runtime.wires import _wire
+
+_log = logging.getLogger(__name__)
+
+# Seconds between two looks whether a checkpoint is due, or it is to end.
+_INTERVAL = 0.05
+# Seconds between two looks at the nodes.
+_LOOK_INTERVAL = 1.0
+
+
+class Centre:
+  """The centre, in this process.
+
+  Args:
+    settings: Settings of the run; the strategy has a centre.
+    run: Folder of the run; a centre that is there is resumed from its last
+      checkpoint.
+    registry: Addresses of the nodes.
+    bind: Address to listen at.
+    linger: Seconds for which it goes on answering when all nodes have made
+      their steps, unless it is stopped.
+    stopped: Event that ends it after saving.
+  """
+
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    linger: float = math.inf,
+    stopped: threading.Event,
+  ) -> None:
+    self._settings = settings
+    self._registry = registry
+    self._bind = bind
+    self._linger = linger
+    self._stopped = stopped
+    self._files = _files.NodeFiles(
+      settings,
+      run,
+      traces.SERVER,
+      registry,
+      receive=self._receive,
+      describe=self.describe,
+      wires=bind.wires,
+    )
+    self._functions = engine.make_node_functions(
+      settings.task, settings.optimizer, self._files.layout
+    )
+    start = self._functions.start(settings.make_weights())
+    self._replica = _weights.Replica(
+      start._replace(opt_state=()), self._files.recorder, self._files.snapshots
+    )
+    self._began_with: list[int] = []
+    self._lock = threading.Lock()  # Guards the replica and `_began_with`.
+    # Whether no node makes steps any more: nodes that are done see only the
+    # centre, and ask it whether they are still needed.
+    self._is_done = False
+
+  def describe(self) -> dict[str, Any]:
+    """Status, as a JSON-serialisable dict."""
+    began_with = self._find_beginners()
+    return {
+      'version': self._replica.version,
+      'step': self._replica.step,
+      'has_begun': bool(began_with),
+      'began_with': began_with,
+      'is_done': self._is_done,
+      'is_diverged': False,
+    }
+
+  def _find_beginners(self) -> list[int]:
+    """Members that were present when the run began; []: it has not begun."""
+    met = self._files.met
+    has_begun = self._replica.version > 0 or (
+      len(met) >= self._settings.num_nodes
+    )
+    if has_begun and not self._began_with:
+      self._began_with = sorted({traces.SERVER, *met})
+    return self._began_with
+
+  def run(self) -> None:
+    """Serves until it is stopped, or no node needs it."""
+    files, replica = self._files, self._replica
+    try:
+      self._warm_up()
+      found = files.restore(replica.state, replica.position)
+      if found is not None:
+        replica.state, position = found
+        replica.step = files.recorder.last_version + 1
+        replica.commit_restart(position['clock'])
+        self._find_beginners()  # None: nodes without a checkpoint are late.
+      replica.publish()
+      files.open(self._bind)
+      self._serve()
+      files.close_snapshots()  # No force may arrive after the last checkpoint.
+      files.finish(replica.state, replica.position)
+    finally:
+      files.close()
+
+  def _receive(self, message: _messages.Message) -> int:
+    """Moves by the force of a node, in the snapshot server's thread."""
+    num_nodes = self._settings.num_nodes
+    if not 0 <= message.worker < num_nodes or message.version < 0:
+      raise _messages.MessageError(
+        'worker',
+        f'A force is of a node below {num_nodes} and of a version from 0 on, '
+        f'got {message.worker} and {message.version}.',
+      )
+    if not 0 <= message.share <= 1:
+      raise _messages.MessageError(
+        'share', f'A share must be from 0 to 1, got {message.share}.'
+      )
+    start, replica = self._files.recorder.get_time(), self._replica
+    assert message.payload is not None  # The snapshot server checks this.
+    parts = self._files.layout.view(message.payload)
+    with self._lock:
+      params, stats = self._functions.move_centre(replica.weights, parts, 1.0)
+      jax.block_until_ready(params)
+      replica.state = replica.state._replace(params=params, stats=stats)
+      replica.step = replica.version + 1
+      # Recorded and published before the node is answered.
+      row = {
+        'worker': message.worker,
+        'source': message.worker,
+        'source_version': message.version,
+        'source_step': message.step,
+        'own_weight': 1.0,
+        'weight': message.share,
+        'start_time': start,
+      }
+      replica.commit(traces.Kind.MOVE, [row])
+      self._find_beginners()  # Nodes that come after this are late.
+    return gossip.Outcome.TAKEN
+
+  def _serve(self) -> None:
+    """Saves now and then, until no node needs it any more."""
+    snapshots = self._files.snapshots
+    needed_at = looked_at = time.monotonic()
+    while not self._stopped.wait(_INTERVAL) and not snapshots.stopped.is_set():
+      snapshots.check()
+      with self._lock:
+        self._files.save_if_due(self._replica.state, self._replica.position)
+      now = time.monotonic()
+      if math.isinf(self._linger) or now - looked_at < _LOOK_INTERVAL:
+        continue
+      looked_at = now
+      self._is_done = not self._is_needed()
+      if not self._is_done:
+        needed_at = now
+      elif now - needed_at > self._get_patience():
+        return
+
+  def _is_needed(self) -> bool:
+    """Whether a node has not made all its steps."""
+    if not self._find_beginners():
+      return True  # The nodes are still to come.
+    try:
+      self._registry.contact_addresses()
+      statuses = [
+        self._registry.get_status(member, self._files.layout.size)
+        for member in self._registry.list_members()
+        if member != traces.SERVER
+      ]
+    except _wire.RefusedError as error:  # A node has another token.
+      _log.warning('%s', error)
+      return True
+    return any(each and not each['is_done'] for each in statuses)
+
+  def _get_patience(self) -> float:
+    """Seconds for which it stays when no node needs it."""
+    if len(self._files.met) >= self._settings.num_nodes:
+      return self._linger
+    # Nodes that have not come yet may be compiling.
+    return max(self._linger, self._settings.deadlines.first_step)
+
+  def _warm_up(self) -> None:
+    layout = self._files.layout
+    parts = layout.view(_buffers.make_aligned(layout.size))
+    weights = self._functions.start(self._settings.make_weights())
+    jax.block_until_ready(
+      self._functions.move_centre((weights.params, weights.stats), parts, 0.0)
+    )

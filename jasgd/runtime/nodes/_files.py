@@ -1,0 +1,253 @@
+"""Files and wires of a node, or of the centre."""
+
+from collections.abc import Callable
+import contextlib
+import os
+import threading
+import time
+from typing import Any
+
+from jasgd import engine
+from jasgd import traces
+from jasgd import workdir as workdirs
+from jasgd.runtime import _checkpoints
+from jasgd.runtime import _recorder
+from jasgd.runtime import _settings
+from jasgd.runtime.nodes import _registry
+from jasgd.runtime.nodes import _snapshot_server
+from jasgd.runtime.wires import _addresses
+
+
+class NodeFiles:
+  """Folder, trace, checkpoints and snapshot server of a node or of the centre.
+
+  Args:
+    settings: Settings of the run.
+    run: Folder of the run.
+    node: Number of the node, or `traces.SERVER`.
+    registry: Addresses of other nodes.
+    receive: Takes in what other nodes send.
+    describe: Status, as a JSON-serialisable dict.
+    wires: Wires that will be opened.
+
+  Attributes:
+    folder: Its own folder, in that of the run.
+    layout: Layout of weights in messages.
+    recorder: Recorder of its trace.
+    snapshots: Its snapshot server.
+    met: Numbers of all nodes that have contacted it.
+    returned: Numbers of those that were restarted and contacted it again since;
+      the owner may clear them.
+  """
+
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    node: int,
+    registry: _registry.Registry,
+    *,
+    receive: _snapshot_server.Receive,
+    describe: Callable[[], dict[str, Any]],
+    wires: tuple[str, ...],
+  ) -> None:
+    self._stack = contextlib.ExitStack()
+    self._settings = settings
+    self._run = run
+    self._node = node
+    self._registry = registry
+    self._owner_status = describe
+    self.met: set[int] = set()
+    self.returned: set[int] = set()
+    self._started_at: dict[int, float] = {}
+    self.folder = _registry.find_folder(run, node)
+    self._stack.enter_context(
+      workdirs.hold_workdir(
+        self.folder, 'node', patience=settings.deadlines.end
+      )
+    )
+    try:
+      workdirs.set_aside_broken(self.folder)
+    except BaseException:
+      self._stack.close()
+      raise
+    self.layout = settings.make_layout()
+    self._fingerprint = _settings.make_fingerprint(
+      settings.task, self.layout, settings.seed, settings.fingerprint_text
+    )
+    name = traces.get_file_name(node)
+    self.recorder = _recorder.NodeRecorder(
+      run.trace / name, self._make_header(), node, settings.origin
+    )
+    self._stack.callback(self.recorder.close)
+    self.snapshots = _snapshot_server.SnapshotServer(
+      self.layout,
+      self._fingerprint,
+      is_shared='memory' in wires,
+      receive=receive,
+      describe=self._describe,
+      on_node=self._note_node,
+    )
+    self._stack.callback(self.snapshots.close)
+    self._checkpoints = _checkpoints.Checkpoints(
+      self.folder, self.recorder, settings.checkpoint_seconds
+    )
+
+  def _describe(self) -> dict[str, Any]:
+    """Status for other processes."""
+    status, desk = self._owner_status(), self.snapshots.desk
+    began_with = status.get('began_with', ())
+    return {
+      **status,
+      'node': self._node,
+      # A node that was restarted since has not begun yet.
+      'began_with': [each for each in began_with if each not in self.returned],
+      'num_sent': desk.num_sent,
+      'num_refused': desk.num_refused,
+      'origin': self.recorder.origin,
+      'members': self._registry.list_addresses(),
+    }
+
+  def _make_header(self) -> dict[str, Any]:
+    """Header of the trace: what replay and reports need."""
+    settings = self._settings
+    means: dict[str, Any] = {}
+    if settings.strategy.is_collective:
+      means['messages_per_mean'] = engine.count_mean_messages(
+        self.layout.size, settings.num_nodes
+      )
+    return {
+      **settings.header,
+      **means,
+      'is_recorded': True,
+      'strategy': settings.strategy.to_config(),
+      'description': settings.strategy.describe(),
+      'averages': settings.averages,
+      'num_workers': settings.num_nodes,
+      'num_steps': settings.num_steps,
+      'batch': settings.task.batch,
+      'checkpoint_seconds': settings.checkpoint_seconds,
+      'bytes_per_push': self.layout.size,
+      'wire_dtype': settings.wire_dtype,
+    }
+
+  # --- Checkpoints.
+
+  def restore(
+    self, state: Any, start: dict[str, Any]
+  ) -> tuple[Any, dict[str, Any]] | None:
+    """State and position to resume from; None if the node is new.
+
+    Args:
+      state: First state.
+      start: Position of the first state, for a process that was killed before
+        its first checkpoint.
+
+    Returns:
+      Both.
+    """
+    found = _checkpoints.restore(self.folder, state, self.layout.size)
+    if found is not None:
+      return found[0], found[2]
+    return (state, start) if self.recorder.last_version else None
+
+  def find_steps(self) -> dict[int, int]:
+    """Versions of all checkpoints, by their steps."""
+    found = {}
+    for version in workdirs.list_checkpoints(self.folder):
+      position = workdirs.read_position(self.folder, version)
+      assert position is not None  # It is in the list.
+      found[position['step']] = version
+    return found
+
+  def load(self, state: Any, version: int) -> tuple[Any, dict[str, Any]]:
+    """State and position of a checkpoint; `state` has the same structure."""
+    found = _checkpoints.restore(self.folder, state, self.layout.size, version)
+    assert found is not None  # It was listed before.
+    return found[0], found[2]
+
+  @property
+  def is_due(self) -> bool:
+    """Whether the last checkpoint is old."""
+    return self._checkpoints.is_due
+
+  def save_if_due(self, state: Any, position: dict[str, Any]) -> None:
+    """Begins a checkpoint if it is due, and something has changed."""
+    if self._checkpoints.is_ready(position['clock']):
+      self.save(state, position)
+
+  def save(self, state: Any, position: dict[str, Any]) -> None:
+    """Begins a checkpoint, if something has changed since the last one.
+
+    Args:
+      state: Like an `engine.NodeState`; it is copied.
+      position: Everything else, JSON-serialisable; `clock` is the version.
+    """
+    self._checkpoints.wait()
+    if self._checkpoints.last_version < position['clock']:
+      self._checkpoints.save(state, {**position, 'snapshots': []})
+
+  def finish(self, state: Any, position: dict[str, Any]) -> None:
+    """Saves the last state, and records the end."""
+    self.save(state, position)
+    self._checkpoints.wait()
+    row = {
+      'version': position['clock'],
+      'step': position['step'],
+      'mass': position['mass'],
+    }
+    self.recorder.write(traces.Kind.END, [row])
+
+  # --- Wires.
+
+  def open(self, bind: _addresses.BindAddress) -> None:
+    """Opens the wires, and starts the thread of the snapshot server."""
+    found = _addresses.listen(
+      self.snapshots.inbox, self.layout.size, self._run, bind, self._stack
+    )
+    self._since = time.time()
+    self._address = found.get('flight')
+    if self._address is not None:
+      self._registry.add(self._node, self._address, self._since)
+    self._thread = threading.Thread(
+      target=self.snapshots.run, name='jasgd-snapshots'
+    )
+    self._thread.start()
+    # Before the listeners are closed, which the thread owns.
+    self._stack.callback(self.close_snapshots)
+    _addresses.write_address(
+      self.folder, found, pid=os.getpid(), fingerprint=self._fingerprint
+    )
+    self._stack.callback(self.folder.server.unlink, missing_ok=True)
+
+  def _note_node(self, node: int, address: str | None, since: float) -> None:
+    """Notes a node that has contacted this one."""
+    self.met.add(node)
+    if self._started_at.setdefault(node, since) != since:
+      self._started_at[node] = since
+      self.returned.add(node)
+    if address is not None:
+      self._registry.add(node, address, since)
+
+  def make_hello(self) -> str:
+    """Text of the HELLO to other nodes."""
+    return _snapshot_server.make_hello(
+      self._fingerprint, self._node, self._address, self._since
+    )
+
+  def close_snapshots(self) -> None:
+    """Ends the snapshot server's thread. Calling it twice is no error.
+
+    Raises:
+      OSError: or any other error that has ended the thread before.
+    """
+    self.snapshots.stop()
+    self._thread.join()
+    self.snapshots.check()
+
+  def close(self) -> None:
+    """Closes wires and files."""
+    try:
+      self._checkpoints.wait()
+    finally:
+      self._stack.close()

@@ -1,0 +1,711 @@
+"""The event loop of nodes: peer strategies, driven through virtual time.
+
+Each node has the state machine that a real process would have (`PeerNode`). The
+loop makes steps, carries out the machines' actions, delivers messages, and
+makes nodes die, return and go back to checkpoints.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+import functools
+import heapq
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jasgd import gossip
+from jasgd import traces
+from jasgd.simulation import _centre
+from jasgd.simulation import _failures
+from jasgd.simulation import _network
+from jasgd.simulation import _times
+
+# Kinds of events, in the order in which they are handled at equal times and
+# nodes.
+(
+  BACK,  # A node, or an all-reduce, is up again, without weights yet.
+  GONE,  # A node dies.
+  JOIN_ASKED,  # A joiner's question has arrived.
+  JOIN_REPLIED,  # The answer to a joiner has arrived.
+  DELIVERED,  # A message is at its receiver.
+  STEPPED,  # A gradient is computed.
+  ASKED,  # A node's questions have arrived, at peers or at the centre.
+  REPLIED,  # The answers to a node have arrived.
+) = range(8)
+# Then `_centre.AT_CENTRE` and `MOVED`.
+AVERAGED = 10  # A mean of all nodes is made.
+
+# Looked up once, not for every exchange.
+_TAKEN = gossip.Outcome.TAKEN
+_Ask, _Send, _Mix, _MixWaiting, _Reply = (
+  gossip.Ask,
+  gossip.Send,
+  gossip.Mix,
+  gossip.MixWaiting,
+  gossip.Reply,
+)
+
+
+class Setup(NamedTuple):
+  """The arguments of `simulate`, checked."""
+
+  strategy: gossip.PeerStrategy
+  num_nodes: int
+  num_steps: int
+  compute: _times.ComputeTime
+  network: _network.Network
+  failures: Sequence[_failures.Failure]
+  seed: int
+  detection_seconds: float
+  checkpoint_seconds: float
+  restart_seconds: float
+
+
+class _Checkpoint(NamedTuple):
+  """State to which a node goes back when it restarts."""
+
+  version: int
+  step: int
+  machine: dict[str, Any] | None  # Result of its `save`; None: the start.
+
+
+_START = _Checkpoint(0, 0, None)
+
+
+class PeerLoop:
+  """A simulation under way.
+
+  An event is (time, node, kind, data). If a node's death makes the event void,
+  data begins with the node's life: the number of its deaths by then.
+  """
+
+  def __init__(self, setup: Setup) -> None:
+    """Starts all nodes at time 0."""
+    num_nodes, network = setup.num_nodes, setup.network
+    self._setup = setup
+    self._num_steps = setup.num_steps
+    self._checkpoint_seconds = setup.checkpoint_seconds
+    self._latency = network.latency
+    # Peers have links of their own: that of a server does not matter.
+    self._transfer = network.bytes_per_push / network.bandwidth
+    self._is_instant = not self._latency and not self._transfer
+    self._durations = setup.compute.table(
+      setup.seed, 0, setup.num_steps, num_nodes
+    ).tolist()
+    make_node = setup.strategy.make_node
+    self._machines = [
+      make_node(node, num_nodes, setup.seed) for node in range(num_nodes)
+    ]
+    self._has_failures = bool(setup.failures)
+    self._has_mass = setup.strategy.has_mass
+    self._is_collective = setup.strategy.is_collective
+    self._step = [0] * num_nodes
+    self._version = [0] * num_nodes
+    self._read_version = [0] * num_nodes
+    self._num_mixes = [0] * num_nodes
+    self._recorded_mass = [machine.mass for machine in self._machines]
+    self._begun = [0.0] * num_nodes  # When its current work began.
+    self._link_free = [0.0] * num_nodes  # When its link has sent everything.
+    self._life = [0] * num_nodes
+    self._is_in = [True] * num_nodes  # Whether it is up, and has weights.
+    self._is_resting = [False] * num_nodes  # Whether its last step is made.
+    self._until = [0.0] * num_nodes  # When it comes back, if it is down.
+    # Peers that a node has found dead, and that have not come back since.
+    self._gone: list[frozenset[int]] = [frozenset()] * num_nodes
+    self._saved = [_START] * num_nodes
+    self._saved_at = [0.0] * num_nodes
+    # Of an all-reduce: nodes that wait for it, a number that changes when it
+    # fails, and the number of its last mean.
+    self._at_barrier: set[int] = set()
+    self._attempt = 0
+    self._next_mean = 0
+    self._records = _Records()
+    self._rows = self._records.rows
+    self._centre = _centre.Centre(
+      network, setup.seed, self._schedule, self._rows
+    )
+    self._heap: list[tuple[float, int, int, Any]] = [
+      (time, node, GONE, until) for time, node, until in setup.failures
+    ]
+    heapq.heapify(self._heap)
+    self._handlers: dict[int, Callable[..., None]] = {
+      BACK: self._return,
+      GONE: self._die,
+      JOIN_ASKED: self._answer_joiner,
+      JOIN_REPLIED: self._finish_join,
+      DELIVERED: self._deliver,
+      STEPPED: self._finish_step,
+      ASKED: self._answer,
+      REPLIED: self._finish_asking,
+      _centre.AT_CENTRE: self._centre.receive,
+      _centre.MOVED: self._centre.finish_move,
+      AVERAGED: self._finish_mean,
+    }
+
+  @property
+  def num_missing(self) -> int:
+    """Steps that were never made, as their nodes were gone for good.
+
+    Those that a joiner skips, as it takes over the step of another, are none.
+    """
+    return sum(self._num_steps - step for step in self._step)
+
+  def run(self) -> np.ndarray:
+    """Handles events until all nodes have made their steps, or cannot."""
+    for node in range(self._setup.num_nodes):
+      self._begin_step(node, 0.0)
+    heap, pop, handlers = self._heap, heapq.heappop, self._handlers
+    records, rows = self._records, self._rows
+    while heap:
+      time, node, kind, data = pop(heap)
+      if kind <= GONE and self._is_over():
+        break
+      handlers[kind](node, time, data)
+      if len(rows) >= records.MAX_ROWS:
+        records.pack()
+    self._end(records.last_time)
+    return records.finish()
+
+  def _end(self, time: float) -> None:
+    """Records the end of each node that is up."""
+    for node, machine in enumerate(self._machines):
+      if self._is_in[node]:
+        mass = machine.held_mass
+        self._note(traces.Kind.END, node, mass, time, time)
+
+  def _is_over(self) -> bool:
+    """Whether only failures are left, and no node comes back to work."""
+    is_settled = [
+      step == self._num_steps or until == np.inf
+      for step, until in zip(self._step, self._until, strict=True)
+    ]
+    # An all-reduce never goes on without a member that is gone for good.
+    is_stuck = self._is_collective and np.inf in self._until
+    return (is_stuck or all(is_settled)) and all(
+      kind <= GONE for _, _, kind, _ in self._heap
+    )
+
+  # --- Steps.
+
+  def _begin_step(self, node: int, time: float) -> None:
+    step = self._step[node]
+    if step == self._num_steps:
+      self._is_resting[node] = True
+      self._carry_out(node, time, self._machines[node].on_done())
+      return
+    self._read_version[node] = self._version[node]
+    self._begun[node] = time
+    end = time + self._durations[step][node]
+    heapq.heappush(self._heap, (end, node, STEPPED, self._life[node]))
+
+  def _finish_step(self, node: int, time: float, life: int) -> None:
+    if life != self._life[node]:
+      return  # It died: the gradient is lost.
+    step = self._step[node] = self._step[node] + 1
+    version = self._version[node] = self._version[node] + 1
+    machine = self._machines[node]
+    # Before the record, so that it has the mass that is left after sending.
+    actions = machine.on_step(step)
+    mass = machine.mass
+    if self._has_mass:
+      self._recorded_mass[node] = mass
+    self._rows.append(
+      (
+        1,  # Kind.STEP, as a plain number, which is packed faster.
+        node,
+        0,
+        0,
+        step,
+        version,
+        self._read_version[node],
+        0,
+        0.0,
+        0.0,
+        mass,
+        self._begun[node],
+        time,
+      )
+    )
+    if not actions:
+      self._finish_exchange(node, time)
+      return
+    self._begun[node] = time
+    self._carry_out(node, time, actions)
+
+  # --- Actions.
+
+  def _carry_out(self, node: int, time: float, actions: gossip.Actions) -> None:
+    """Carries out a machine's actions; the node steps on, unless it waits."""
+    questions = None
+    is_waiting = self._is_resting[node]
+    for action in actions:
+      if isinstance(action, _Ask):
+        if questions is None:
+          questions = [action.peer]
+        else:
+          questions.append(action.peer)
+      elif isinstance(action, _Mix):
+        self._mix(node, time, self._begun[node], action)
+      elif isinstance(action, _Send):
+        self._send(node, time, action)
+      elif isinstance(action, _MixWaiting):
+        mix = self._machines[node].mix_waiting()
+        if mix is not None:
+          self._mix(node, time, time, mix)
+      elif isinstance(action, gossip.Attract):
+        self._attract(node, time, action)
+        is_waiting = True  # It has begun its next step.
+      elif isinstance(action, gossip.Average):
+        self._average_pair(node, time, action)
+      else:
+        self._join_mean(node, time)
+        is_waiting = True
+    if questions is not None:
+      data = (self._life[node], questions)
+      heapq.heappush(self._heap, (time + self._latency, node, ASKED, data))
+    elif not is_waiting:
+      self._finish_exchange(node, time)
+
+  def _finish_exchange(self, node: int, time: float) -> None:
+    """Saves a checkpoint if one is due, and goes on."""
+    if time - self._saved_at[node] >= self._checkpoint_seconds:
+      self._save(node, time)
+    self._begin_step(node, time)
+
+  def _answer(
+    self, node: int, time: float, data: tuple[int, list[int]]
+  ) -> None:
+    """Questions have arrived."""
+    life, peers = data
+    if peers == [gossip.CENTRE]:
+      self._centre.ask(node, time, life, REPLIED)
+      return
+    replies, num_refused = [], 0
+    for peer in peers:
+      if self._is_in[peer]:
+        version, step = self._version[peer], self._step[peer]
+        replies.append(_Reply(peer, _TAKEN, version, step))
+      else:
+        replies.append(_Reply(peer, gossip.Outcome.UNREACHABLE))
+        num_refused += 1
+    arrival = time + self._latency
+    arrival += (len(replies) - num_refused) * self._transfer
+    if num_refused:
+      arrival += self._setup.detection_seconds
+    heapq.heappush(self._heap, (arrival, node, REPLIED, (life, replies)))
+
+  def _finish_asking(
+    self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
+  ) -> None:
+    """Answers have arrived, or dead peers were detected."""
+    life, replies = data
+    if life != self._life[node]:
+      for reply in replies:
+        if reply.outcome == _TAKEN:
+          self._note_lost(reply.peer, reply, node, time)
+      return
+    if self._has_failures:
+      refusals = [reply.peer for reply in replies if reply.outcome]
+      # Without any answer, no mix will record how long the node has waited.
+      has_answers = len(refusals) < len(replies)
+      start = time if has_answers else self._begun[node]
+      self._note_refusals(node, time, start, refusals)
+    self._carry_out(node, time, self._machines[node].on_replies(replies))
+
+  def _note_refusals(
+    self, node: int, time: float, start: float, peers: Iterable[int]
+  ) -> None:
+    """Records questions to dead peers; the first has the waiting time."""
+    for peer in peers:
+      question = _Reply(node, _TAKEN, -1, self._step[node])
+      self._note_lost(node, question, peer, time, start=start)
+      self._believe_gone(node, peer)
+      start = time
+
+  def _average_pair(
+    self, node: int, time: float, action: gossip.Average
+  ) -> None:
+    """A node and its peer take their mean, unless the peer has died."""
+    peer, weight = action.peer.peer, action.weight
+    if not self._is_in[peer]:
+      self._note_refusals(node, time, self._begun[node], [peer])
+      return
+    # At once: each is averaged with what the other was before.
+    own = _Reply(node, _TAKEN, self._version[node], self._step[node])
+    other = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
+    begun = self._begun[node]
+    self._mix(node, time, begun, _Mix(1 - weight, ((other, weight),)))
+    self._mix(peer, time, time, _Mix(1 - weight, ((own, weight),)))
+
+  def _attract(self, node: int, time: float, action: gossip.Attract) -> None:
+    """A node moves towards the centre, sends the force, and steps on."""
+    before, rate = self._version[node], action.rate
+    mix = _Mix(1 - rate, ((action.centre, rate),))
+    self._mix(node, time, self._begun[node], mix)
+    self._centre.send_force(node, time, before, self._step[node], rate)
+    self._finish_exchange(node, time)
+    if action.keeps_gradient:
+      self._read_version[node] = before
+
+  # --- Messages.
+
+  def _send(self, node: int, time: float, send: gossip.Send) -> None:
+    """Sends a node's weights over its link, one message after another."""
+    message = gossip.Message(
+      node, self._version[node], self._step[node], send.share
+    )
+    if self._is_instant:
+      self._deliver(send.peer, time, (self._life[node], send, message, True))
+      return
+    sent = max(time, self._link_free[node]) + self._transfer
+    self._link_free[node] = sent
+    data = (self._life[node], send, message, self._is_in[send.peer])
+    event = (sent + self._latency, send.peer, DELIVERED, data)
+    heapq.heappush(self._heap, event)
+
+  def _deliver(
+    self,
+    node: int,
+    time: float,
+    data: tuple[int, gossip.Send, gossip.Message, bool],
+  ) -> None:
+    """A message arrives at a node, which may have died."""
+    life, send, message, was_up = data
+    sender = message.sender
+    if self._is_in[node]:
+      outcome = self._machines[node].on_message(message)
+    elif was_up and not self._is_instant:
+      outcome = gossip.Outcome.UNKNOWN
+    else:  # The sender could not connect: nothing was sent.
+      outcome = gossip.Outcome.UNREACHABLE
+    is_sender_alive = life == self._life[sender]
+    # A message that was refused goes back to its sender, if that is alive.
+    if outcome is not _TAKEN and (
+      outcome is gossip.Outcome.UNKNOWN or not is_sender_alive
+    ):
+      mass = message.share if self._has_mass else 0.0
+      self._note_lost(sender, message, node, time, mass)
+    if is_sender_alive:
+      if not self._is_in[node]:
+        self._believe_gone(sender, node)
+      self._machines[sender].on_outcome(send, outcome)
+    if self._is_resting[node] and self._is_in[node]:
+      self._carry_out(node, time, self._machines[node].on_done())
+
+  # --- Means of all nodes.
+
+  def _join_mean(self, node: int, time: float) -> None:
+    """A node waits for all others; the last one begins the mean."""
+    self._at_barrier.add(node)
+    if len(self._at_barrier) < self._setup.num_nodes:
+      return
+    self._attempt += 1
+    end = time + self._measure_mean(self._setup.num_nodes)
+    heapq.heappush(self._heap, (end, 0, AVERAGED, self._attempt))
+
+  def _finish_mean(self, _: int, time: float, attempt: int) -> None:
+    """All nodes have the mean, unless one of them died meanwhile."""
+    if attempt != self._attempt:
+      return
+    self._at_barrier.clear()
+    nodes = range(self._setup.num_nodes)
+    share = 1 / len(nodes)
+    self._next_mean += 1
+    for node in nodes:
+      version = self._version[node] = self._version[node] + 1
+      self._rows.append(
+        (
+          *(5, node, 0, self._next_mean, self._step[node]),
+          *(version, 0, 0, share, share, 0.0, self._begun[node], time),
+        )
+      )
+    # All save after the same mean, or could not go back to it together.
+    is_due = time - self._saved_at[0] >= self._checkpoint_seconds
+    for node in nodes:
+      self._machines[node].on_replies(())
+      if is_due:
+        self._save(node, time)
+      self._begin_step(node, time)
+
+  def _measure_mean(self, n: int) -> float:
+    """The ring formula: 2 (n - 1) messages of 1/n of the weights each."""
+    return 2 * (n - 1) * (self._latency + self._transfer / n)
+
+  # --- Deaths and returns.
+
+  def _die(self, node: int, time: float, until: float) -> None:
+    """A node dies, and its weights and its mass with it."""
+    self._life[node] += 1
+    self._until[node] = until
+    self._attempt += 1  # A mean that is under way fails.
+    self._at_barrier.discard(node)  # Or the next mean would count on it.
+    if until < np.inf:
+      up = until + self._setup.restart_seconds
+      self._schedule(up, node, BACK, self._life[node])
+    if not self._is_in[node]:
+      return  # It had no weights yet: no other node knew that it was back.
+    self._is_in[node] = self._is_resting[node] = False
+    mass = self._machines[node].held_mass
+    self._note(traces.Kind.LEAVE, node, mass, time, time)
+
+  def _return(self, node: int, time: float, life: int) -> None:
+    """A node is up again: from its checkpoint, or it asks for weights."""
+    if life != self._life[node]:
+      return
+    self._until[node] = 0.0
+    self._begun[node] = time
+    if self._is_collective:
+      if not any(self._until):  # Otherwise it waits for the others.
+        self._restart_all(time)
+    elif self._saved[node] != _START:
+      self._restart(node, time, self._saved[node])
+      self._begin_step(node, time)
+    else:
+      self._machines[node] = self._make_machine(node)
+      self._ask_to_join(node, time, self._machines[node].on_join())
+
+  def _restart_all(self, time: float) -> None:
+    """All nodes of an all-reduce go back to the last mean that all have saved.
+
+    Whatever they have computed since is void.
+    """
+    self._at_barrier.clear()
+    self._next_mean += 1  # The number of a mean that failed is not reused.
+    for node in range(self._setup.num_nodes):
+      self._life[node] += 1
+      self._begun[node] = time
+      self._restart(node, time, self._saved[node])
+    for node in range(self._setup.num_nodes):
+      self._begin_step(node, time)
+
+  def _restart(self, node: int, time: float, saved: _Checkpoint) -> None:
+    """Gives a node its saved weights again, as a new version."""
+    machine = self._machines[node] = self._make_machine(node)
+    if saved.machine is not None:
+      machine.restore(saved.machine)
+    machine.on_restart(saved.step, self._recorded_mass[node])
+    self._step[node] = saved.step
+    self._version[node] += 1
+    self._rows.append(
+      (
+        *(traces.Kind.RESTART, node, 0, 0, saved.step),
+        *(self._version[node], saved.version, 0, 0.0, 0.0),
+        *(machine.mass, self._begun[node], time),
+      )
+    )
+    self._enter(node)
+
+  def _make_machine(self, node: int) -> gossip.PeerNode:
+    """A machine of a new process, which knows the nodes that are up."""
+    setup = self._setup
+    machine = setup.strategy.make_node(node, setup.num_nodes, setup.seed)
+    gone = frozenset(
+      peer for peer, is_in in enumerate(self._is_in) if not is_in
+    ) - {node}
+    self._gone[node] = gone
+    machine.on_alive(_list_members(setup.num_nodes, gone))
+    return machine
+
+  def _ask_to_join(
+    self, node: int, time: float, actions: gossip.Actions
+  ) -> None:
+    """A joiner asks for weights; if no node is up, it starts from scratch."""
+    if not actions:
+      self._restart(node, time, _START)
+      self._begin_step(node, time)
+      return
+    (question,) = actions
+    assert isinstance(question, gossip.Ask)
+    data = (self._life[node], question.peer)
+    self._schedule(time + self._latency, node, JOIN_ASKED, data)
+
+  def _answer_joiner(
+    self, node: int, time: float, data: tuple[int, int]
+  ) -> None:
+    """The question of a joiner has arrived."""
+    life, peer = data
+    if life != self._life[node]:
+      return
+    if peer == gossip.CENTRE:
+      self._centre.ask(node, time, life, JOIN_REPLIED)
+      return
+    reply = _Reply(peer, gossip.Outcome.UNREACHABLE)
+    arrival = time + self._latency
+    if self._is_in[peer]:
+      reply = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
+      arrival += self._transfer
+    self._schedule(arrival, node, JOIN_REPLIED, (life, [reply]))
+
+  def _finish_join(
+    self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
+  ) -> None:
+    """A joiner gets weights, if it is still alive, or asks the next peer."""
+    life, (reply,) = data
+    if life != self._life[node]:
+      if reply.outcome == _TAKEN:
+        self._note_lost(reply.peer, reply, node, time)
+      return
+    machine = self._machines[node]
+    actions = machine.on_join_reply(reply)
+    if reply.outcome != _TAKEN:
+      self._ask_to_join(node, time, actions)
+      return
+    self._enter(node)
+    self._recorded_mass[node] = machine.mass
+    self._step[node] = min(machine.step, self._num_steps)
+    self._note(traces.Kind.JOIN, node, 0.0, self._begun[node], time)
+    self._carry_out(node, time, actions)
+
+  def _enter(self, node: int) -> None:
+    """A node is up and has weights: others believe that it is alive."""
+    self._is_in[node] = True
+    self._is_resting[node] = False
+    for other, gone in enumerate(self._gone):
+      if node in gone:
+        self._gone[other] = gone - {node}
+        self._tell_alive(other)
+
+  def _believe_gone(self, node: int, peer: int) -> None:
+    """A node has found that a peer is dead."""
+    self._gone[node] |= {peer}
+    self._tell_alive(node)
+
+  def _tell_alive(self, node: int) -> None:
+    members = _list_members(self._setup.num_nodes, self._gone[node] - {node})
+    self._machines[node].on_alive(members)
+
+  def _save(self, node: int, time: float) -> None:
+    """Saves a checkpoint."""
+    self._saved_at[node] = time
+    machine = self._machines[node].save()
+    version, step = self._version[node], self._step[node]
+    self._saved[node] = _Checkpoint(version, step, machine)
+
+  # --- Records.
+
+  def _mix(self, node: int, time: float, start: float, mix: gossip.Mix) -> None:
+    """Changes a node's weights by a mix with any number of others."""
+    version = self._version[node] = self._version[node] + 1
+    number = self._num_mixes[node] = self._num_mixes[node] + 1
+    mass = 0.0
+    if self._has_mass:
+      mass = self._recorded_mass[node] = self._machines[node].mass
+    step, own_weight = self._step[node], mix.own_weight
+    for source, weight in mix.sources:
+      self._rows.append(
+        (
+          3,  # Kind.MIX
+          node,
+          source[0],  # The peer, or the sender.
+          number,
+          step,
+          version,
+          source.version,
+          source.step,
+          own_weight,
+          weight,
+          mass,
+          start,
+          time,
+        )
+      )
+
+  def _note(
+    self,
+    kind: traces.Kind,
+    node: int,
+    mass: float,
+    start: float,
+    end: float,
+  ) -> None:
+    """Records a JOIN, LEAVE or END of a node."""
+    step, version = self._step[node], self._version[node]
+    self._rows.append(
+      (kind, node, 0, 0, step, version, 0, 0, 0.0, 0.0, mass, start, end)
+    )
+
+  def _note_lost(
+    self,
+    sender: int,
+    sent: gossip.Message | gossip.Reply,
+    receiver: int,
+    time: float,
+    mass: float = 0.0,
+    start: float | None = None,
+  ) -> None:
+    """Records a message, or a question, that a dead node did not get."""
+    start = time if start is None else start
+    self._rows.append(
+      (
+        *(traces.Kind.LOST, sender, receiver, 0, sent.step, 0, sent.version),
+        *(0, 0.0, 0.0, mass, start, time),
+      )
+    )
+
+  def _schedule(self, time: float, node: int, kind: int, data: Any) -> None:
+    heapq.heappush(self._heap, (time, node, kind, data))
+
+
+@functools.lru_cache(maxsize=256)
+def _list_members(num_nodes: int, gone: frozenset[int]) -> Sequence[int]:
+  """All nodes but those that are gone; nodes that agree share the list."""
+  if not gone:
+    return range(num_nodes)
+  return tuple([node for node in range(num_nodes) if node not in gone])
+
+
+# The columns of a row. `read_version` is of the row's source, if it has one.
+_COLUMNS = (
+  *('kind', 'replica', 'source', 'group', 'step', 'version', 'read_version'),
+  *('source_step', 'own_weight', 'weight', 'mass', 'start_time', 'end_time'),
+)
+_CHANGES = (
+  traces.Kind.STEP,
+  traces.Kind.MIX,
+  traces.Kind.MOVE,
+  traces.Kind.MEAN,
+  traces.Kind.RESTART,
+)
+
+
+class _Records:
+  """Rows, which are packed into arrays now and then to save memory.
+
+  Attributes:
+    rows: Tuples of `_COLUMNS`, to be appended to.
+  """
+
+  MAX_ROWS = 1 << 14  # Packed, they need a fifth of the memory.
+
+  def __init__(self) -> None:
+    self.rows: list[tuple[Any, ...]] = []
+    self._packed: list[np.ndarray] = []
+
+  @property
+  def last_time(self) -> float:
+    """End of the last record so far; 0 if there is none."""
+    if self.rows:
+      return self.rows[-1][-1]
+    return float(self._packed[-1]['end_time'][-1]) if self._packed else 0.0
+
+  def pack(self) -> None:
+    """Makes an array of the rows so far."""
+    packed = np.zeros(len(self.rows), traces.RECORD)
+    columns = zip(*self.rows, strict=True)
+    for name, column in zip(_COLUMNS, columns, strict=False):
+      packed[name] = column
+    kind, read_version = packed['kind'], packed['read_version']
+    has_source = (kind == traces.Kind.MIX) | (kind == traces.Kind.MOVE)
+    packed['source_version'] = np.where(has_source, read_version, 0)
+    packed['read_version'] = np.where(has_source, 0, read_version)
+    # The centre works for a node: the one whose force it adds, or that died
+    # before it got the centre's answer.
+    replica, source = packed['replica'], packed['source']
+    packed['worker'] = np.where(replica < 0, source, replica)
+    packed['updates'] = np.isin(kind, _CHANGES)
+    self._packed.append(packed)
+    self.rows.clear()
+
+  def finish(self) -> np.ndarray:
+    """All records."""
+    self.pack()
+    return np.concatenate(self._packed)

@@ -1,0 +1,418 @@
+"""Runs on many hosts by the command line, with a process for each role."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from jasgd import experiment
+from jasgd import runtime
+from jasgd import traces
+from jasgd import workdir as workdirs
+from tests import live
+from tests.experiment import test_real_nodes as nodes
+
+NUM_NODES = nodes.NUM_NODES
+CLUSTER = '--config.runtime.mode=cluster'
+# They must not end while the test is at work.
+LONG = f'--config.num_updates={2500 * NUM_NODES}'
+Kind = traces.Kind
+
+
+def _start(processes, workdir, *flags, strategy='pull', **environment):
+  return processes.start(
+    'launch.train',
+    f'--config=tests/launch/quick.py:{strategy}',
+    *([] if workdir is None else [f'--workdir={workdir}']),
+    *flags,
+    **environment,
+  )
+
+
+def _replay(processes, workdir):
+  return processes.start('launch.replay', f'--workdir={workdir}').wait()
+
+
+def _wait_for_updates(run, program):
+  clock = run.get_clock() + 20
+  live.wait_until(lambda: run.get_clock() >= clock, program)
+
+
+@pytest.mark.slow
+def test_a_cluster_loses_learners_and_servers(processes, tmp_path):
+  flags = [
+    CLUSTER,
+    '--config.runtime.checkpoint_seconds=0.2',
+    f'--config.server.port={runtime.find_free_port()}',
+    '--config.num_updates=1000000',
+  ]
+  run = live.Run(tmp_path)
+
+  def start(role, *arguments, **environment):
+    return _start(
+      processes,
+      None,
+      *flags,
+      f'--role={role}',
+      *arguments,
+      strategy='asynchronous',
+      **environment,
+    )
+
+  here = f'--workdir={tmp_path}'
+  server = start('server', here)
+  live.wait_until(run.get_server_pid, server)
+  address = workdirs.read_json(run.folder.server)['addresses']['flight']
+  token = run.folder.token.read_text()
+  there = f'--server={address.rpartition("//")[2]}'
+  first, second = start('learner', here), start('learner', here)
+  strangers = [
+    start('learner', there, JASGD_TOKEN=token[:-1]),
+    start('learner', there),
+  ]
+  third = start('learner', there, JASGD_TOKEN=token)
+  for stranger in strangers:
+    output = stranger.wait(1)
+    assert output == (
+      f'The server at {address} refused the token, or wants one.\n'
+    )
+  live.wait_until(lambda: _count_working(run) == 3, third)
+  commands = processes.find()
+  first.kill(signal.SIGKILL)
+  live.wait_until(lambda: run.get_status()['num_alive'] == 2, server)
+  _wait_for_updates(run, server)
+  fourth = start('learner', here)
+  live.wait_until(lambda: _count_working(run) == 3, fourth)
+  _kill_server(run, server)
+  assert all(each.is_running for each in (second, third, fourth))
+  server = start('server', here)
+  live.wait_until(lambda: run.get_server_pid(incarnation=1), server)
+  live.wait_until(lambda: run.get_status()['num_alive'] == 3, server)
+  _wait_for_updates(run, server)
+  commands |= processes.find()
+  server.kill(signal.SIGINT)
+  outputs = [each.wait() for each in (server, second, third, fourth)]
+  assert all('It was interrupted.' in output for output in outputs)
+  run.check_replay()
+  # The token is where it belongs, and nowhere else.
+  assert token not in ''.join(outputs)
+  assert not any(token.encode() in line for line in commands.values())
+  files = [path for path in tmp_path.rglob('*') if path.is_file()]
+  assert [path for path in files if token.encode() in path.read_bytes()] == [
+    tmp_path / 'token'
+  ]
+  assert (tmp_path / 'token').stat().st_mode & 0o777 == 0o600
+  log = (tmp_path / 'logs' / 'server.log').read_text()
+  assert re.search(r'W Learner \d left at clock \d+: its connection is', log)
+
+
+def _count_working(run):
+  """Learners whose gradients have been applied."""
+  status = run.get_status()
+  return sum(
+    each['num_applied'] > 0 and each['state'] != 'gone'
+    for each in status['learners'].values()
+  )
+
+
+def _kill_server(run, program):
+  """Kills a server, and the program that would start it again."""
+  program.kill(signal.SIGSTOP)
+  os.kill(run.get_server_pid(), signal.SIGKILL)
+  program.kill(signal.SIGKILL)
+  program.wait(-signal.SIGKILL)
+
+
+def _find_address(workdir, node):
+  """Where a node is, once it is."""
+  folder = runtime.find_folder(workdirs.Workdir(workdir), node)
+  if not folder.server.exists():
+    return None
+  address = workdirs.read_json(folder.server)['addresses']['flight']
+  return address.removeprefix('grpc+tcp://')
+
+
+def _count_steps(folders):
+  """The steps of each node so far, which has a folder of its own."""
+  counts = np.zeros(NUM_NODES, int)
+  for node, folder in enumerate(folders):
+    path = folder / 'trace' / f'node-{node}'
+    with contextlib.suppress(traces.TraceError):  # It is being made.
+      records = traces.Trace.load(path, allow_truncated=True).records
+      counts[node] = np.count_nonzero(records['kind'] == Kind.STEP)
+  return counts
+
+
+@pytest.mark.slow
+def test_a_cluster_that_shares_a_folder(processes, tmp_path):
+  """Numbers are shared out; one that died is replaced, and goes on."""
+  flags = (CLUSTER, LONG)
+
+  def start(role):
+    return _start(
+      processes, tmp_path, *flags, f'--role={role}', strategy='elastic'
+    )
+
+  watch = start('watch')
+  members = [*(start('node') for _ in range(NUM_NODES)), start('centre')]
+  live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 20, watch)
+  live.wait_until(lambda: nodes.has_saved(tmp_path), watch)
+  one_more = start('node').wait(1)
+  assert f'All {NUM_NODES} nodes of this run are running' in one_more
+  victim = members.pop(0)
+  for pid in (*_find_child(victim.pid), victim.pid):
+    os.kill(pid, signal.SIGKILL)
+  members.append(start('node'))
+  output = watch.wait()
+  assert 'nodes ' in output
+  assert 'Wrote' in output
+  for member in members:
+    member.wait()
+  assert not processes.find()
+  trace = traces.Trace.load(tmp_path / 'trace')
+  assert np.count_nonzero(trace.records['kind'] == Kind.RESTART) == 1
+  assert 'Bit-identical' in _replay(processes, tmp_path)
+
+
+def _find_child(pid):
+  """The children of a process."""
+  path = f'/proc/{pid}/task/{pid}/children'
+  with open(path) as file:
+    return [int(each) for each in file.read().split()]
+
+
+@pytest.mark.slow
+def test_a_cluster_by_addresses(processes, tmp_path):
+  """Nobody shares a folder; the first one dies, others join through others."""
+  flags = (
+    CLUSTER,
+    '--role=node',
+    '--listen=127.0.0.1',
+    '--config.deadlines.start=4',
+    LONG,
+  )
+  folders = [tmp_path / str(node) for node in range(NUM_NODES)]
+  token = secrets.token_hex(32)
+
+  def start(node, *peers):
+    return _start(
+      processes,
+      folders[node],
+      *flags,
+      f'--node={node}',
+      *(f'--peers={_find_address(folders[peer], peer)}' for peer in peers),
+      JASGD_TOKEN=token,
+    )
+
+  def get_steps():
+    return _count_steps(folders)
+
+  first = start(0)
+  live.wait_until(lambda: _find_address(folders[0], 0), first)
+  second = start(1, 0)
+  live.wait_until(lambda: get_steps()[:2].min() > 10, second)
+  live.wait_until(lambda: workdirs.list_checkpoints(folders[0] / 'nodes' / '0'))
+  # A number that is taken, and a stranger without the token.
+  wrong = [
+    _start(
+      processes,
+      tmp_path / f'other {number}',
+      *flags,
+      f'--node={number}',
+      f'--peers={_find_address(folders[0], 0)}',
+      **environment,
+    )
+    for number, environment in ((1, {'JASGD_TOKEN': token}), (2, {}))
+  ]
+  assert 'Node 1 is running already' in wrong[0].wait(1)
+  assert 'refused the token, or wants one' in wrong[1].wait(1)
+  for pid in (*_find_child(first.pid), first.pid):
+    os.kill(pid, signal.SIGKILL)
+  others = [start(node, 1) for node in range(2, NUM_NODES)]
+  watch = processes.start(
+    'launch.train',
+    '--config=tests/launch/quick.py:pull',
+    CLUSTER,
+    '--config.deadlines.start=4',
+    LONG,
+    '--role=watch',
+    f'--workdir={tmp_path / "watch"}',
+    f'--peers={_find_address(folders[1], 1)}',
+    JASGD_TOKEN=token,
+  )
+  live.wait_until(lambda: get_steps().min() > 10, others[0])
+  first = start(0, NUM_NODES - 1)
+  output = watch.wait()
+  assert f'nodes {NUM_NODES}' in output
+  assert 'The traces are in the folders of the nodes' in output
+  assert (
+    json.loads((tmp_path / 'watch' / 'result.json').read_text())['metrics'][
+      'test/accuracy'
+    ]
+    > 0.8
+  )
+  for program in (first, second, *others):
+    program.wait()
+  assert not processes.find()
+  # Copied together, the folders are one run.
+  whole = tmp_path / 'whole'
+  for folder in folders:
+    shutil.copytree(folder, whole, dirs_exist_ok=True)
+  assert 'Bit-identical' in _replay(processes, whole)
+  trace = traces.Trace.load(whole / 'trace')
+  for node in range(2, NUM_NODES):
+    assert trace.of_replica(node)['kind'][0] == Kind.JOIN
+  assert Kind.RESTART in trace.of_replica(0)['kind']
+  peers = trace.mixes['source'][trace.mixes['replica'] == NUM_NODES - 1]
+  assert set(peers) == set(range(NUM_NODES - 1))
+  files = [path for path in tmp_path.rglob('*') if path.is_file()]
+  names = {path.name for path in files if token.encode() in path.read_bytes()}
+  assert names == {'token'}
+
+
+def _start_group(processes, folders, *flags, **environment):
+  """The nodes of an all-reduce, which meet at a port that is free."""
+  place = f'127.0.0.1:{runtime.find_free_port()}'
+  return [
+    _start(
+      processes,
+      folder,
+      *flags,
+      '--role=node',
+      f'--node={node}',
+      f'--peers={place}',
+      strategy='allreduce',
+      **environment,
+    )
+    for node, folder in enumerate(folders)
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('is_shared', [False, True])
+def test_a_cluster_of_an_all_reduce(is_shared, processes, tmp_path):
+  """One is killed, and all go on together, in one folder or in many.
+
+  They may have more devices than one.
+  """
+  folders = [
+    tmp_path / ('whole' if is_shared else str(node))
+    for node in range(NUM_NODES)
+  ]
+
+  flags = [
+    CLUSTER,
+    f'--config.num_updates={600 * NUM_NODES}',
+    '--config.deadlines.end=10',
+    '--config.deadlines.silence=5',
+  ]
+
+  def start():
+    devices = '--xla_force_host_platform_device_count=2'
+    return _start_group(processes, folders, *flags, XLA_FLAGS=devices)
+
+  def watch():
+    return _start(
+      processes, folders[0], *flags, '--role=watch', strategy='allreduce'
+    )
+
+  programs = start()
+  watcher = watch() if is_shared else None
+  live.wait_until(lambda: _count_steps(folders).min() > 30, programs[0])
+  (pid,) = _find_child(programs[1].pid)
+  os.kill(pid, signal.SIGKILL)
+  outputs = [program.wait(1) for program in programs]
+  assert 'exit code -9' in outputs[1]
+  others = [outputs[0], *outputs[2:]]
+  for output in others:
+    assert re.search(
+      r'At step \d+ (node 1|one of (node \d, )*node 1(, node \d)* \(.*\)) was '
+      'lost, and an all-reduce cannot go on without it',
+      output,
+    ), output
+    assert 'go on from the last checkpoint' in output
+  # Whoever is the first to see it knows.
+  assert any(re.search(r'At step \d+ node 1 was', output) for output in others)
+  if watcher is not None:
+    output = watcher.wait(1)
+    assert re.search(r'Nothing was heard for 5 s from .*node 1', output), output
+  assert not processes.find()
+  programs = start()
+  if is_shared:
+    programs.append(watch())
+  for program in programs:
+    program.wait()
+  whole = tmp_path / 'whole'
+  for folder in () if is_shared else folders:
+    shutil.copytree(folder, whole, dirs_exist_ok=True)
+  trace = traces.Trace.load(whole / 'trace')
+  assert np.count_nonzero(trace.records['kind'] == Kind.RESTART) == NUM_NODES
+  if is_shared:
+    result = json.loads((whole / 'result.json').read_text())
+    assert result['clock'] == trace.steps['step'].max() * NUM_NODES
+    assert result['metrics']['gossip/consensus_error'] == 0
+  found = experiment.verify(whole)
+  assert found.is_same, found
+
+
+@pytest.mark.slow
+def test_a_cluster_of_an_all_reduce_that_is_stopped_goes_on(
+  processes, tmp_path
+):
+  """One is told to end: all do, in good order, and nobody takes it for done."""
+  flags = (
+    CLUSTER,
+    f'--config.num_updates={600 * NUM_NODES}',
+    '--config.deadlines.silence=5',
+  )
+  folders = [tmp_path] * NUM_NODES
+
+  def start():
+    programs = _start_group(processes, folders, *flags)
+    watch = _start(
+      processes, tmp_path, *flags, '--role=watch', strategy='allreduce'
+    )
+    return programs, watch
+
+  programs, watch = start()
+  live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 30, watch)
+  programs[1].kill(signal.SIGINT)
+  for program in programs:
+    said = program.wait()
+    assert re.search(r'Stopped at step \d+, with all others: node 1 was', said)
+  said = watch.wait(1)
+  assert 'started again, they go on from the last checkpoint' in said
+  assert 'was lost' not in said
+  assert not (tmp_path / 'result.json').exists()
+  assert not processes.find()
+  programs, watch = start()
+  for program in (watch, *programs):
+    program.wait()
+  result = json.loads((tmp_path / 'result.json').read_text())
+  trace = traces.Trace.load(tmp_path / 'trace')
+  assert result['clock'] == len(trace.steps)  # Nothing was made twice.
+  assert 'Bit-identical' in _replay(processes, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_its_group_ends_when_it_is_told(
+  processes, tmp_path
+):
+  program = _start(
+    processes,
+    tmp_path,
+    CLUSTER,
+    '--role=node',
+    '--node=0',
+    f'--peers=127.0.0.1:{runtime.find_free_port()}',
+    strategy='allreduce',
+  )
+  live.wait_until(lambda: _find_child(program.pid), program)
+  program.kill(signal.SIGINT)
+  assert 'ended with' not in program.wait()

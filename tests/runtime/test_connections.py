@@ -1,0 +1,275 @@
+"""The others, as a node sees them: they come, go, are silent, and come back."""
+
+import contextlib
+import json
+import logging
+import threading
+
+import pytest
+
+from jasgd import gossip
+from jasgd import workdir as workdirs
+from jasgd.runtime import wires
+from jasgd.runtime.nodes import _connections
+
+Message, Verb = wires.Message, wires.Verb
+PATIENCE = 30.0  # Seconds: never reached, unless something is broken.
+SIZE = 8
+
+
+class Connection:
+  """To somebody who answers as the test says, after as long as it says."""
+
+  def __init__(self, registry, peer):
+    self._registry = registry
+    self._peer = peer
+    self.outgoing = bytearray(SIZE)
+    self.is_closed = False
+
+  def request(self, message, *, has_payload=False, deadline):
+    registry = self._registry
+    registry.requests.append((self._peer, message.verb, has_payload, deadline))
+    if message.verb == Verb.HELLO:
+      assert message.text == 'hello'
+      if self._peer in registry.unfriendly:
+        raise wires.RefusedError('You learn something else.')
+      return Message(Verb.ANSWER)
+    if message.verb == Verb.STATUS:
+      node = registry.moved.get(self._peer, self._peer)
+      status = {'node': node, 'members': {'9': ['a:1', 1.0]}}
+      return Message(Verb.ANSWER, text=json.dumps(status))
+    registry.now += registry.seconds
+    if registry.errors:
+      raise registry.errors.pop(0)
+    return Message(Verb.ANSWER, version=4, fate=gossip.Outcome.FULL)
+
+  def close(self):
+    self.is_closed = True
+
+
+class Registry:
+  """Knows who is there; the test decides who that is."""
+
+  def __init__(self, *there):
+    self.there = set(there)
+    self.known = [1, 2, 7]
+    self.unfriendly, self.moved, self.heard = set(), {}, []
+    self.errors = []  # What the next requests for weights end in.
+    self.refusals = 0  # Of strangers.
+    self.requests, self.connections = [], []
+    self.now = self.seconds = 0.0
+
+  def contact_addresses(self):
+    if self.refusals:
+      raise wires.RefusedError('The token is wrong.')
+    return []
+
+  def list_members(self):
+    return self.known
+
+  def connect(self, peer):
+    def connect(size):
+      assert size == SIZE
+      if peer not in self.there:
+        raise wires.WireError('Nobody is there.')
+      self.connections.append(Connection(self, peer))
+      return self.connections[-1]
+
+    return connect
+
+  def merge(self, told):
+    self.heard.append(told)
+
+
+def make_peers(registry, **options):
+  return _connections.PeerConnections(
+    registry,
+    lambda member: member < 5,
+    lambda: 'hello',
+    SIZE,
+    clock=lambda: registry.now,
+    **options,
+  )
+
+
+def look(peers):
+  """What the thread does, again and again, once."""
+  peers._connect_all()
+  return peers.alive
+
+
+def test_those_who_are_wanted_and_there_are_alive():
+  registry = Registry(2, 7)
+  peers = make_peers(registry)
+  assert peers.alive == []
+  assert look(peers) == [2]
+  registry.there.add(1)
+  assert look(peers) == look(peers) == [1, 2]
+  assert len(registry.connections) == 2  # Nobody is asked twice.
+  assert registry.heard == [{'9': ['a:1', 1.0]}] * 2
+  assert peers.pull(2).version == 4
+  assert peers.get_status(1)['node'] == 1
+  peers.close()
+  assert peers.alive == []
+  assert all(each.is_closed for each in registry.connections)
+
+
+def test_who_is_lost_may_come_back(caplog):
+  caplog.set_level(logging.WARNING)
+  registry = Registry(1, 2)
+  peers = make_peers(registry)
+  look(peers)
+  registry.errors = [wires.WireError('It was silent.')]
+  assert peers.pull(1) is None
+  assert peers.alive == [2]
+  assert [each.is_closed for each in registry.connections] == [True, False]
+  assert peers.pull(1) is None  # It is not asked while it is lost.
+  assert peers.get_status(1) is None
+  assert len(registry.requests) == 2 * 2 + 1
+  registry.there.remove(1)
+  assert look(peers) == [2]
+  registry.there.add(1)
+  assert look(peers) == [1, 2]
+  assert peers.pull(1).version == 4
+  assert [record.message for record in caplog.records] == [
+    'node 1 is lost: It was silent.',
+    'node 1 is back.',
+  ]
+
+
+@pytest.mark.parametrize(
+  ('error', 'fate'),
+  [
+    (None, gossip.Outcome.FULL),
+    # It may have come.
+    (wires.WireError('It was silent.'), gossip.Outcome.UNKNOWN),
+    (wires.UntakenError('It has hung up.'), gossip.Outcome.UNREACHABLE),
+    (wires.RefusedError('Say HELLO.'), gossip.Outcome.UNREACHABLE),
+  ],
+)
+def test_what_became_of_a_payload(error, fate):
+  registry = Registry(1)
+  peers = make_peers(registry)
+  look(peers)
+  registry.errors = [] if error is None else [error]
+  written = []
+  assert peers.push(1, Message(Verb.EXCHANGE), written.append) == fate
+  assert written == [registry.connections[0].outgoing]
+  assert registry.requests[-1][:3] == (1, Verb.EXCHANGE, True)
+  assert peers.alive == ([1] if error is None else [])
+  if error is not None:  # Nothing is sent to one that is not connected.
+    assert (
+      peers.push(1, Message(Verb.EXCHANGE), None) == gossip.Outcome.UNREACHABLE
+    )
+
+
+def test_who_does_not_want_us_is_asked_again_and_told_of_once(caplog):
+  registry = Registry(1)
+  registry.unfriendly.add(1)
+  peers = make_peers(registry)
+  for _ in range(3):
+    assert look(peers) == []
+  assert len(registry.connections) == 3
+  assert all(each.is_closed for each in registry.connections)
+  (record,) = caplog.records
+  assert record.message == 'node 1 refuses this node: You learn something else.'
+  registry.unfriendly.clear()
+  assert look(peers) == [1]
+
+
+def test_somebody_else_at_the_address_is_left_alone():
+  registry = Registry(1)
+  registry.moved[1] = 3
+  peers = make_peers(registry)
+  assert look(peers) == []
+  assert registry.heard == []
+  assert registry.connections[0].is_closed
+  registry.moved.clear()
+  assert look(peers) == [1]
+
+
+def test_a_stranger_who_refuses_is_told_of_once(caplog):
+  registry = Registry(1)
+  registry.refusals = True
+  peers = make_peers(registry)
+  for _ in range(3):
+    assert look(peers) == [1]
+  assert [record.message for record in caplog.records] == [
+    'The token is wrong.'
+  ]
+
+
+# --- How long it waits.
+
+
+def pull(peers, registry, seconds):
+  """Lets node 1 take its time; the patience that there was with it."""
+  registry.seconds = seconds
+  assert peers.pull(1) is not None
+  return registry.requests[-1][-1]
+
+
+def test_patience_follows_the_answers_of_late():
+  registry = Registry(1)
+  peers = make_peers(registry, silence=60.0)
+  look(peers)
+  assert pull(peers, registry, 0.01) == 1.0
+  assert pull(peers, registry, 0.9) == 1.0
+  assert pull(peers, registry, 0.01) == pytest.approx(9.0)
+  assert pull(peers, registry, 0.01) == pytest.approx(9.0 * 0.99)
+  for _ in range(300):
+    patience = pull(peers, registry, 0.01)
+  assert patience == 1.0  # One slow answer is forgotten.
+
+
+def test_patience_has_a_bound():
+  registry = Registry(1)
+  peers = make_peers(registry, silence=20.0)
+  look(peers)
+  for seconds in (0.9, 8.9, 19.0):
+    pull(peers, registry, seconds)
+  assert pull(peers, registry, 0.01) == 20.0
+
+
+def test_a_deadline_that_is_given_is_kept():
+  registry = Registry(1)
+  peers = make_peers(registry, deadline=3.0)
+  look(peers)
+  pull(peers, registry, 2.9)
+  assert pull(peers, registry, 0.01) == 3.0
+  assert {deadline for *_, deadline in registry.requests} == {3.0}
+
+
+def test_others_are_waited_for():
+  registry = Registry(1)
+  peers = make_peers(registry)
+  stopped = threading.Event()
+  assert not peers.wait_for(1, 0.0, stopped.is_set)
+  with contextlib.closing(peers):
+    peers.start()
+    assert peers.wait_for(1, PATIENCE, stopped.is_set)
+    stopped.set()
+    assert not peers.wait_for(2, PATIENCE, stopped.is_set)
+
+
+# --- The thread.
+
+
+@pytest.mark.parametrize(
+  'error', [OSError('Stale file handle'), workdirs.WorkdirError('mode 0644')]
+)
+def test_what_ends_the_search_is_for_the_owner(error):
+  registry = Registry(1)
+  peers = make_peers(registry)
+
+  def fail():
+    raise error
+
+  with contextlib.closing(peers):
+    peers.check()
+    registry.list_members = fail
+    peers.start()
+    peers._thread.join(PATIENCE)
+    assert not peers._thread.is_alive()
+    with pytest.raises(type(error), match=str(error)):
+      peers.check()
