@@ -1,6 +1,7 @@
 """Strategies to mix with on devices, and their matrices by numpy."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jasgd import gossip
-from jasgd.gossip import _exchange  # To repeat the draws of `mix`.
 from jasgd.gossip import topologies
 from tests.gossip import cases
 
@@ -52,7 +52,7 @@ def list_topologies(num_nodes):
 
 
 # Topologies for which rules differ: directed, uneven, gathered, summed, pairs.
-# With others all rules have the same rounds; see `test_mix_rounds.py`.
+# With other topologies all rules have the same rounds.
 VARIED = (
   'complete',
   'exponential',
@@ -247,10 +247,30 @@ def make_matrix(strategy, number, key, num_nodes):
 
 def _draw(peers, number, key, num_nodes):
   """The peers that nodes draw with a key."""
-  key = jax.random.fold_in(key, number)
   if peers == 'independent':
+    key = jax.random.fold_in(key, number)
     return np.asarray(jax.random.randint(key, (num_nodes,), 0, num_nodes))
-  rounds = _exchange.make_random_rounds(peers, num_nodes)
-  index = int(jax.random.randint(key, (), 0, rounds.num_rounds))
-  table, _ = rounds.peer_table(index)
-  return table[:, 0] if table.shape[1] else np.arange(num_nodes)
+  # With half of the weight at the peer, row i is (e_i + e_peer) / 2.
+  eye = np.eye(num_nodes, dtype=np.float32)
+  chosen = 2 * np.asarray(_make_pull(peers)(eye, number + 1, key)) - eye
+  targets = chosen.argmax(axis=1)
+  np.testing.assert_array_equal(chosen, eye[targets])
+  np.testing.assert_array_equal(np.sort(targets), np.arange(num_nodes))
+  if peers == 'matching':
+    np.testing.assert_array_equal(targets[targets], np.arange(num_nodes))
+  return targets
+
+
+@functools.cache
+def _make_pull(peers):
+  """A pull from random peers by all nodes on one device.
+
+  It is the reference for every other rule, runner and dtype: `mix` draws from
+  fewer permutations than there are, and which ones is its own affair.
+  """
+  strategy = gossip.Pull(peers=peers)
+  return wrap(
+    lambda row, step, key: gossip.mix(row, AXIS, strategy, step=step, key=key),
+    'vmap',
+    None,
+  )

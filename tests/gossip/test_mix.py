@@ -165,6 +165,53 @@ def test_keys_may_be_typed_or_raw():
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize('peers', ['permutation', 'matching'])
+@pytest.mark.parametrize('num_nodes', [2, 8, 13])
+def test_few_rounds_have_the_rate_of_all(peers, num_nodes):
+  """`mix` draws from at most n rounds; over them, all peers are as frequent."""
+  beta = 0.5 if peers == 'matching' else BETA
+  strategy = gossip.Pull(peers=peers, beta=beta)
+  drawn = _draw_matrices(strategy, num_nodes, 40 * num_nodes)
+  matrices = np.unique(drawn.round(6), axis=0).astype(np.float64)
+  assert len(matrices) <= num_nodes
+  centred = np.eye(num_nodes) - 1 / num_nodes
+  mean = np.mean([w.T @ centred @ w for w in matrices], axis=0)
+  rate = topologies.consensus_rate(peers, num_nodes, beta)
+  np.testing.assert_allclose(mean, rate * centred, atol=1e-6)
+  # Every node meets every other node equally often; in pairs, never itself.
+  others = matrices.sum(axis=0)[~np.eye(num_nodes, dtype=bool)]
+  np.testing.assert_allclose(others, beta, atol=1e-5)
+  idle = [np.diag(matrix) == 1 for matrix in matrices]
+  if peers == 'matching':
+    np.testing.assert_array_equal(np.sum(idle, axis=1), num_nodes % 2)
+  elif num_nodes > 3:
+    assert not np.all(idle, axis=1).any()  # No round without any mix.
+
+
+@pytest.mark.parametrize('peers', ['permutation', 'matching'])
+def test_many_nodes_have_nearly_the_rate_of_all(peers):
+  """With more nodes than rounds that are compiled, rounds are a sample."""
+  drawn = _draw_matrices(gossip.Pull(peers=peers), 100, 400)
+  matrices = np.unique(drawn, axis=0).astype(np.float64)
+  assert 60 < len(matrices) <= 64
+  centred = np.eye(100) - 1 / 100
+  mean = np.mean([w.T @ centred @ w for w in matrices], axis=0)
+  # The mean of d random permutations has about 2 / sqrt(d) where J has 0.
+  assert 0.45 < np.linalg.eigvalsh(mean)[-1] < 0.5 + 1 / 8
+
+
+def _draw_matrices(strategy, num_nodes, num_keys):
+  """The matrices of a mix with many keys: float32 [keys, nodes, nodes]."""
+
+  def draw(key):
+    mix = jax.vmap(lambda row: _mix(row, strategy, key=key), axis_name=AXIS)
+    return mix(jnp.eye(num_nodes))
+
+  # One key after another: all branches of a switch would run under a vmap.
+  keys = jax.random.split(KEY, num_keys)
+  return np.asarray(jax.jit(lambda keys: lax.map(draw, keys))(keys))
+
+
 # --- Which values change.
 
 

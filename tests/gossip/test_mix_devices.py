@@ -10,9 +10,9 @@ import pytest
 
 from jasgd import gossip
 from jasgd.gossip import topologies
+from tests.gossip import many_devices
 from tests.gossip import mix_cases
 from tests.gossip import mix_devices
-from tests.gossip import mix_measures
 
 # One worker process runs the programs, once. All but the one of a few cases
 # take a minute to compile.
@@ -25,6 +25,29 @@ every_runner = pytest.mark.parametrize('runner', mix_cases.RUNNERS)
 _HALF, _COUNT = "['half']", "['more'][1]"
 # Relative error of a narrow message: half of the epsilon of its dtype.
 _ROUNDING = {None: 0.0, 'bfloat16': 2**-8, 'float16': 2**-11}
+
+
+@pytest.fixture(scope='module')
+def found_few(tmp_path_factory):
+  """Results of a few cases under pmap and shard_map, by name."""
+  folder = tmp_path_factory.mktemp('mix')
+  return many_devices.run('tests.gossip.mix_devices', folder, 'few')
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory):
+  """Results of all cases under all runners on 8 devices, by name."""
+  folder = tmp_path_factory.mktemp('mix')
+  return many_devices.run('tests.gossip.mix_devices', folder)
+
+
+@pytest.fixture(scope='module')
+def found_by_two(tmp_path_factory):
+  """Results of two processes with 4 devices each, joined, by name."""
+  folder = tmp_path_factory.mktemp('mix')
+  first, second = many_devices.run_two('tests.gossip.mix_devices', folder)
+  assert first.keys() == second.keys()
+  return {name: np.concatenate([first[name], second[name]]) for name in first}
 
 
 def _compute(num_nodes, case):
@@ -134,14 +157,14 @@ def test_two_processes_agree_with_numpy(found_by_two):
 @slow
 def test_a_mesh_may_be_explicit(found):
   """As `jax.make_mesh` makes it."""
-  for name in mix_measures.EXPLICIT:
+  for name in mix_devices.EXPLICIT:
     explicit, usual = (found[f'mesh|{name}|{x}'] for x in ('explicit', 'usual'))
     np.testing.assert_array_equal(explicit, usual)
-    assert np.ptp(explicit - mix_measures.make_start(8)) > 0.1
+    assert np.ptp(explicit - mix_devices.make_values(8)) > 0.1
 
 
 @slow
-@pytest.mark.parametrize('name', mix_measures.DIFFERENTIABLE)
+@pytest.mark.parametrize('name', mix_devices.DIFFERENTIABLE)
 def test_gradients_through_a_mix(found, name):
   """A node's gradient of its own loss is its part of that of the sum of losses.
 

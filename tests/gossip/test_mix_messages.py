@@ -4,6 +4,7 @@ Compiled with all optimisations, none of which may undo a rounding.
 """
 
 import collections
+import functools
 from typing import NamedTuple
 
 import jax
@@ -168,6 +169,30 @@ def _check_messages(strategy, kind):
     assert num_peers == known[kind]
   if kind == 'star':
     assert num_peers == NUM_NODES - 1
+
+
+@pytest.mark.parametrize('density', [0.1, 0.4])
+def test_random_graphs_cost_as_many_messages_as_peers(density):
+  """Edges are coloured, and colours are swapped along paths where needed."""
+  generator, num_nodes = np.random.default_rng(0), 11
+  for _ in range(3):
+    is_edge = generator.random((num_nodes, num_nodes)) < density
+    is_edge &= np.cumsum(is_edge, axis=1) <= 4  # Few enough to be sent.
+    is_edge &= np.cumsum(is_edge, axis=0) <= 4
+    np.fill_diagonal(is_edge, False)
+    order = np.argsort(generator.random(is_edge.shape), axis=1)
+    own = np.arange(num_nodes)[:, None]
+    peers = np.where(is_edge[own, order], order, own)
+    weights = np.where(peers == own, 0, generator.random(peers.shape) / 11)
+    strategy = gossip.Pull(peers=topologies.from_peers(peers, weights))
+    num_peers = max(*is_edge.sum(axis=0), *is_edge.sum(axis=1))
+    assert _count(strategy, num_nodes=num_nodes) == {'ppermute': num_peers}
+    mix = functools.partial(gossip.mix, axis_name=AXIS, strategy=strategy)
+    mixed = jax.vmap(mix, axis_name=AXIS)(jnp.eye(num_nodes))
+    expected = np.zeros((num_nodes, num_nodes))
+    np.add.at(expected, (own, peers), weights)
+    np.fill_diagonal(expected, 1 - expected.sum(axis=1))
+    np.testing.assert_allclose(mixed, expected, atol=1e-6)
 
 
 def test_more_than_16_messages_or_64_rounds_are_gathered():
