@@ -12,6 +12,9 @@
   work on trees of arrays over a named axis, under `jax.pmap`, `jax.shard_map`
   and `jax.vmap`. They need jax, and are loaded when they are first used;
   nothing else here needs it.
+
+The names outside `__all__` are for other rooms of jasgd, and not promised to
+users.
 """
 
 import importlib
@@ -19,14 +22,14 @@ from typing import Any, TYPE_CHECKING
 
 from jasgd.gossip import topologies
 from jasgd.gossip.strategies import make_strategy
-from jasgd.gossip.strategies import STRATEGIES
+from jasgd.gossip.strategies import STRATEGIES as STRATEGIES
 from jasgd.gossip.strategies._allreduce import AllReduce
-from jasgd.gossip.strategies._base import Actions
+from jasgd.gossip.strategies._base import Actions as Actions
 from jasgd.gossip.strategies._base import Ask
-from jasgd.gossip.strategies._base import Attract
-from jasgd.gossip.strategies._base import Average
-from jasgd.gossip.strategies._base import CENTRE
-from jasgd.gossip.strategies._base import JoinMean
+from jasgd.gossip.strategies._base import Attract as Attract
+from jasgd.gossip.strategies._base import Average as Average
+from jasgd.gossip.strategies._base import CENTRE as CENTRE
+from jasgd.gossip.strategies._base import JoinMean as JoinMean
 from jasgd.gossip.strategies._base import Message
 from jasgd.gossip.strategies._base import Mix
 from jasgd.gossip.strategies._base import MixWaiting
@@ -51,18 +54,12 @@ if TYPE_CHECKING:
   from jasgd.gossip._mix import mix_elastic
 
 __all__ = [
-  'CENTRE',
   'PEERS',
-  'STRATEGIES',
-  'Actions',
   'AllReduce',
   'Ask',
-  'Attract',
-  'Average',
   'Elastic',
   'Gossip',
   'GossipNode',
-  'JoinMean',
   'Message',
   'Mix',
   'MixWaiting',

@@ -19,9 +19,9 @@ protocol                 gradients of an update                   waiting
 =======================  =======================================  =============
 
 `Protocol` is the base class; its docstring shows how to write your own.
-`Protocol.to_config` and `from_config` store a protocol as name and arguments.
-`Configurable`, `build` and the checks of arguments (`check_count`, ...) are
-shared by all rooms.
+`Protocol.to_config` stores a protocol as name and arguments;
+`jasgd.gossip.make_strategy` builds it again. The names outside `__all__` are
+for other rooms of jasgd, and not promised to users.
 
 Examples:
   >>> from jasgd import protocols
@@ -38,13 +38,11 @@ Examples:
 from jasgd.protocols._base import Decision
 from jasgd.protocols._base import Fate
 from jasgd.protocols._base import Protocol
-from jasgd.protocols._checks import check_choice
-from jasgd.protocols._checks import check_count
-from jasgd.protocols._checks import check_number
-from jasgd.protocols._config import from_config
-from jasgd.protocols._config import PROTOCOLS
-from jasgd.protocols._configurable import build
-from jasgd.protocols._configurable import Configurable
+from jasgd.protocols._checks import check_choice as check_choice
+from jasgd.protocols._checks import check_count as check_count
+from jasgd.protocols._checks import check_number as check_number
+from jasgd.protocols._configurable import build as build
+from jasgd.protocols._configurable import Configurable as Configurable
 from jasgd.protocols._counting import Asynchronous as asynchronous
 from jasgd.protocols._counting import ConstantDelay as constant_delay
 from jasgd.protocols._counting import Downpour as downpour
@@ -57,20 +55,13 @@ from jasgd.protocols._ramp_up import RampUp as ramp_up
 from jasgd.protocols._ssp import Ssp as ssp
 
 __all__ = [
-  'PROTOCOLS',
-  'Configurable',
   'Decision',
   'Fate',
   'Protocol',
   'asynchronous',
   'backup',
-  'build',
-  'check_choice',
-  'check_count',
-  'check_number',
   'constant_delay',
   'downpour',
-  'from_config',
   'hardsync',
   'ramp_up',
   'rennala',
@@ -78,3 +69,20 @@ __all__ = [
   'softsync',
   'ssp',
 ]
+
+# All protocols by name.
+PROTOCOLS: dict[str, type[Protocol]] = {
+  kind.name: kind
+  for kind in (
+    asynchronous,
+    backup,
+    constant_delay,
+    downpour,
+    hardsync,
+    ramp_up,
+    rennala,
+    ringmaster,
+    softsync,
+    ssp,
+  )
+}

@@ -62,7 +62,7 @@ class Protocol(_configurable.Configurable):
 
   Set the class attributes below where the defaults do not fit. The base class
   owns `clock` and `alive`: hooks read them and never change them. Define the
-  class at the top level of a module, so that `from_config` can import it.
+  class at the top level of a module, so that a config can name it.
 
   Class attributes:
     name: Name of the protocol in `repr` and in reports.

@@ -1,6 +1,6 @@
 """Every kind of topology, with possible sizes and its promised properties.
 
-A new kind is tested by all of `test_topologies.py` once it is listed in `CASES`;
+A new kind is tested by `test_topologies.py` once it is listed in `CASES`;
 the first test there fails until it is listed. Sizes are 1 and 2, where graphs
 degenerate, an odd one and an even one.
 """

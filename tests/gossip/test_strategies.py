@@ -158,12 +158,6 @@ def test_configs_that_are_refused(config, message):
     gossip.make_strategy(config)
 
 
-def test_protocols_refuse_peer_strategies():
-  config = Halving().to_config()
-  with pytest.raises(ValueError, match=r'subclass of jasgd.protocols.Protocol'):
-    protocols.from_config(config)
-
-
 # --- Strategies of users.
 
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from jasgd import gossip
 from jasgd import protocols
 from tests.protocols import cases
 from tests.protocols import test_protocols
@@ -15,7 +16,7 @@ OWN = 'tests.protocols.cases:Every'
 
 def _copy(protocol):
   """A protocol that went through JSON, as in a trace's header."""
-  return protocols.from_config(json.loads(json.dumps(protocol.to_config())))
+  return gossip.make_strategy(json.loads(json.dumps(protocol.to_config())))
 
 
 @test_protocols.every_protocol
@@ -74,7 +75,7 @@ def test_a_subclass_of_a_known_protocol_is_not_taken_for_it():
   config = Other().to_config()
   assert config['name'].startswith(f'{__name__}:')
   with pytest.raises(ValueError, match='at the top level of a module'):
-    protocols.from_config(config)
+    gossip.make_strategy(config)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_arguments_that_json_cannot_hold(note):
     ({'name': 'ssp', 'arguments': [1]}, 'is a dict'),
     ({'name': 'ssp', 'arguments': {1: 1}}, 'is a dict'),
     ({'name': 'ssp', 's': 1}, "is a dict .* got {'name': 'ssp', 's': 1}"),
-    ({'name': 'median'}, "'median'. Known: asynchronous, .*ssp; .*'module:na"),
+    ({'name': 'median'}, "'median'. Known: allreduce, .*ssp; .*'module:na"),
     ({'name': 'softsync'}, r"'softsync' takes .*\(n\), got {}: missing"),
     (
       {'name': 'softsync', 'arguments': {'m': 2}},
@@ -120,7 +121,7 @@ def test_arguments_that_json_cannot_hold(note):
         'name': 'ramp_up',
         'arguments': {'protocol': {'name': 'median'}, 'num_updates': 2},
       },
-      "Unknown protocol 'median'",
+      "Unknown strategy 'median'",
     ),
     ({'name': OWN, 'arguments': {'number': 0}}, 'number must be .* got 0'),
     ({'name': OWN}, r'Every. takes the arguments \(number\), got {}'),
@@ -141,14 +142,14 @@ def test_arguments_that_json_cannot_hold(note):
 )
 def test_configs_that_are_refused(config, message):
   with pytest.raises(ValueError, match=message):
-    protocols.from_config(config)
+    gossip.make_strategy(config)
 
 
 def test_a_module_that_fails_while_it_is_imported(tmp_path, monkeypatch):
   (tmp_path / 'failing_protocol.py').write_text('1 / 0\n')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ValueError, match=r'imported \(ZeroDivision'):
-    protocols.from_config({'name': 'failing_protocol:Mine'})
+    gossip.make_strategy({'name': 'failing_protocol:Mine'})
   assert 'failing_protocol' not in sys.modules
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import tasks
@@ -426,7 +427,7 @@ def run_simulation(
   """
   if not strategies.is_peer(strategy):
     # A copy: the simulator changes the protocol, and may be called again.
-    strategy = protocols.from_config(strategy.to_config())
+    strategy = gossip.make_strategy(strategy.to_config())
   return simulation.simulate(strategy, num_gradients=num_gradients, **arguments)
 
 

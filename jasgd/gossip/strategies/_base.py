@@ -22,6 +22,9 @@ action          effect
 `JoinMean`      Takes part in a mean of all nodes, and waits for it.
 ==============  ==============================================================
 
+`Attract` belongs to `Elastic`, `Average` to `Pairs` and `JoinMean` to
+`AllReduce`; a strategy of your own uses the other actions.
+
 When all actions are carried out and no reply is awaited, the exchange is over
 and the node makes its next step.
 """
