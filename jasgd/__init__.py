@@ -1,9 +1,37 @@
 """jasgd: asynchronous SGD for JAX.
 
-The table of contents. Public are the names listed here, those in the `__all__`
-of a room such as `jasgd.transforms`, and the fields of the states that those
-name; what begins with an underscore is private. Public names keep their meaning
-within a minor version (0.1.x); CHANGELOG.md says what the next one changes.
+A folder of jasgd is a room that answers one question. `help(jasgd.gossip)`, and
+so on, lists the contents of a room.
+
+============  ==============================  ===============================
+room          question                        to change, open
+============  ==============================  ===============================
+`transforms`  what becomes of a stale         a policy: `policies.py`
+              gradient?
+`protocols`   with a server: when does it     a protocol: `_counting.py`,
+              update, which learners wait?    `_quorum.py`, `_ssp.py`
+`gossip`      without a server: which nodes   a peer strategy:
+              mix their weights?              `strategies/_pull.py`, ...; a
+                                              topology: `topologies/_static.py`
+`traces`      what happened, in which order?  a field of the record:
+                                              `_schema.py`
+`simulation`  how long does everything take?  a time model: `_times.py`
+`tasks`       what is learned?                a task: `_names.py`; a network:
+                                              `_models.py`
+`workdir`     which files does a run leave?   checkpoints: `_checkpoints.py`
+`engine`      what does a trace do to the     records to operations:
+              weights?                        `_readers.py`
+`runtime`     how do real processes work      a wire: `wires/_wire.py`, ...
+              together?
+`reports`     what do people look at?         a picture: `_timeline.py`, ...
+`experiment`  how is a run configured,        a config field:
+              started and supervised?         `configs/training.py`
+============  ==============================  ===============================
+
+Public are the names listed here, those in the `__all__` of a room, and the
+fields of their states; a name that begins with an underscore is private. Public
+names keep their meaning within a minor version (0.1.x); CHANGELOG.md says what
+the next one changes.
 
 A name is loaded when it is first used, so that `import jasgd` costs nothing.
 """

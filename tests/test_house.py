@@ -288,23 +288,34 @@ def test_warnings_of_our_own_are_errors():
 
 
 def test_the_readme_says_where_to_change_what():
-  """Every room is in its table, and every file that the table names exists."""
-  table = (ROOT / 'README.md').read_text().split('where do I change')[1]
-  pattern = r'^\|\s*(?:`(\w+)`)?\s*\|.*\| (.*) \| `(.*)` \|$'
-  rows = re.findall(pattern, table, re.MULTILINE)
-  assert len(rows) >= 12
-  rooms = []
-  for room, where, test in rows:
-    rooms += [room] if room else []
-    files = re.findall(r'`([\w/]+\.py)`', where)
-    assert files, where
-    folder = ROOT / 'jasgd' / rooms[-1]
-    for name in files:
-      path = folder / name
-      assert path.exists(), name
-      folder = path.parent
-    assert (ROOT / 'tests' / test).exists(), test
+  """It lists every room in order, and names files that exist."""
+  text = (ROOT / 'README.md').read_text()
+  rooms = re.findall(r'^\| `(\w+)` \| .* \|$', text, re.MULTILINE)
   assert rooms == list(ROOMS)
+  table = text.split('## Where do I change ...?')[1]
+  rows = re.findall(r'^\| (an? .*) \| (.*) \| (.*) \|$', table, re.MULTILINE)
+  assert len(rows) >= 9
+  for row in rows:
+    assert re.search(r'`jasgd/[\w/]+\.py`', row[1]), row
+    assert re.fullmatch(r'`tests/[\w/]+\.py`', row[2]), row
+  names = re.findall(r'\b(?:jasgd|tests|configs|launch)/[\w/]+\.\w+', text)
+  names += [
+    f'{name.replace(".", "/")}.py'
+    for name in re.findall(r'\blaunch\.\w+', text)
+  ]
+  assert not [name for name in names if not (ROOT / name).exists()]
+
+
+def test_help_says_where_to_change_what():
+  """It lists every room in order, and names files that exist."""
+  table = jasgd.__doc__.split('\nPublic are')[0]
+  rooms = re.split(r'^`(\w+)`', table, flags=re.MULTILINE)[1:]
+  assert rooms[::2] == list(ROOMS)
+  for room, text in zip(rooms[::2], rooms[1::2], strict=True):
+    names = re.findall(r'`([\w/]+\.py)`', text)
+    assert names, room
+    for name in names:
+      assert (ROOT / 'jasgd' / room / name).exists(), (room, name)
 
 
 def test_ci_names_tests_that_exist():
