@@ -308,9 +308,7 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
   os.environ[_crash.VARIABLE] = fault.variable
   try:
     with time_recovery(workdir) as seconds, kill_at_random(fault, workdir):
-      result = experiment.train_and_evaluate(
-        config, workdir, stream=io.StringIO()
-      )
+      result = _train(config, workdir)
   finally:
     del os.environ[_crash.VARIABLE]
   found = experiment.verify(workdir, stream=io.StringIO())
@@ -339,6 +337,18 @@ def run_fault(fault: Fault, workdir: str) -> Outcome:
     num_twice=_count_repeated(applied.T),
     num_missing=NUM_UPDATES - found.clock,
   )
+
+
+def _train(
+  config: experiment.TrainingConfig, workdir: str
+) -> experiment.Result:
+  """Trains to the end; an all-reduce that lost a node is started again."""
+  try:
+    return experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
+  except experiment.RunError:
+    if config.strategy.name != 'allreduce':
+      raise
+  return experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
 
 
 def _count_repeated(rows: np.ndarray) -> int:
