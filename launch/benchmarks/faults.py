@@ -52,7 +52,7 @@ TASKS: dict[str, dict[str, Any]] = {
   'mlp': {'name': 'digits', 'model': 'mlp', 'batch': 8},
 }
 # A task whose gradient is sent in two chunks: see `make_wide_task`.
-WIDE = {'name': f'{__name__}:make_wide_task', 'batch': 4}
+WIDE: dict[str, Any] = {'name': f'{__name__}:make_wide_task', 'batch': 4}
 VICTIMS = ('server', 'learner', 'node')
 # In the place of a point: a process is killed at a random time.
 RANDOM = 'random'
@@ -110,7 +110,9 @@ class Outcome(NamedTuple):
   @property
   def has_happened(self) -> bool:
     """Whether a process died: a random point may never be reached."""
-    return bool(self.num_restarts or self.num_left)
+    # A server that died before its first checkpoint leaves no restart.
+    has_recovered = self.recovery is not None
+    return bool(self.num_restarts or self.num_left or has_recovered)
 
   @property
   def is_good(self) -> bool:

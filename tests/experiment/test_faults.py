@@ -54,7 +54,7 @@ def _draw_random_kill(victim, seed):
   run = rng.choice(RUNS)
   if victim == 'node':
     run = (rng.choice([*faults.PEER_STRATEGIES]), *run[1:])
-  count = rng.randint(10, 60)  # Well before the end, and after the joins.
+  count = rng.randint(10, 30)  # After the joins, and well before the end.
   number = rng.randrange(faults.NUM_WORKERS)
   return faults.Fault(
     *(*run, faults.RANDOM, count, victim),
