@@ -20,6 +20,7 @@ import numpy as np
 from jasgd import engine
 from jasgd import tasks
 from jasgd import workdir as workdirs
+from jasgd.runtime import _crash
 from jasgd.runtime import _processes
 from jasgd.runtime import _settings
 from jasgd.runtime.wires import _addresses
@@ -307,8 +308,17 @@ class Learner:
   ) -> _messages.Message:
     """Sends a gradient, or a NOTICE."""
     if message.verb == _Verb.EXCHANGE:
-      self._layout.pack(push.message, self._connection.outgoing)
+      outgoing = self._connection.outgoing
+      _crash.maybe_crash('writing', lambda: self._write_half(push, outgoing))
+      self._layout.pack(push.message, outgoing)
     return self._send(message)
+
+  def _write_half(self, push: engine.Push, outgoing: np.ndarray) -> None:
+    """Writes the first half of a gradient, for a crash in a test."""
+    gradient = np.empty_like(outgoing)
+    self._layout.pack(push.message, gradient)
+    half = gradient.nbytes // 2
+    outgoing[:half] = gradient[:half]
 
   def _send_again(
     self, message: _messages.Message, gradient: np.ndarray | None
@@ -407,6 +417,7 @@ class Computing:
       copy = self.functions.start_copy(parts)
       copy = self.step(copy, step, num_steps, weights.rate)
       push, _ = self.functions.push_copy(copy)
+    _crash.maybe_crash('computing')
     jax.block_until_ready(push)
     return push, self.sleep_until_min_seconds(begin, num_steps)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from jasgd.runtime import _crash
 from jasgd.runtime.nodes import _group
 
 _log = logging.getLogger(__name__)
@@ -207,6 +208,7 @@ def run_child() -> None:
   )
   for noisy in ('jax', 'absl', 'orbax'):
     logging.getLogger(noisy).setLevel(logging.WARNING)
+  _crash.start_process(sys.argv[1])
   job = json.loads(_read_line())
   stopped = threading.Event()
   threading.Thread(target=_watch_input, args=(stopped,), daemon=True).start()

@@ -1,6 +1,10 @@
-"""SIGKILL at every point, in server and learner: nothing is counted twice."""
+"""SIGKILL of each kind of process, at points and at random times.
+
+Nothing is counted twice, and the replay of each run has the same bits.
+"""
 
 import os
+import random
 
 import pytest
 
@@ -32,13 +36,59 @@ CASES = [
 QUICK = {('checkpoint_begun', 'server'), ('received', 'learner')}
 
 
+# A learner is killed in a gradient; with half of one in shared memory; with the
+# first of two chunks of one sent.
+OWN_CASES = [
+  faults.Fault(*RUNS[0], 'computing', 8, 'learner', number=1),
+  faults.Fault(*RUNS[1], 'computing', 8, 'learner', number=2),
+  faults.Fault(*RUNS[0], 'writing', 8, 'learner', number=1),
+  faults.Fault(*RUNS[2], 'writing', 8, 'learner', number=0),
+  faults.Fault(*RUNS[2], 'sending', 8, 'learner', 'wide', number=1),
+  faults.Fault(*RUNS[1], 'sending', 8, 'learner', 'wide', number=0),
+]
+
+
+def _draw_random_kill(victim, seed):
+  """A kill after a random record, and a random part of a step."""
+  rng = random.Random(f'{victim} {seed}')
+  run = rng.choice(RUNS)
+  if victim == 'node':
+    run = (rng.choice([*faults.PEER_STRATEGIES]), *run[1:])
+  count = rng.randint(10, 30)  # After the joins, and well before the end.
+  number = rng.randrange(faults.NUM_WORKERS)
+  return faults.Fault(
+    *(*run, faults.RANDOM, count, victim),
+    number=number,
+    fraction=rng.random(),
+  )
+
+
+RANDOM_CASES = [
+  _draw_random_kill(victim, seed)
+  for seed in range(3)
+  for victim in faults.VICTIMS
+]
+
+
+def _is_quick(fault):
+  if fault.point == faults.RANDOM:
+    return fault == RANDOM_CASES[1]
+  if fault in OWN_CASES:
+    return fault.number == 1
+  return (fault.point, fault.victim) in QUICK
+
+
 def _make_param(fault):
-  name = (fault.point, fault.victim)
-  marks = () if name in QUICK else pytest.mark.slow
-  return pytest.param(fault, id='-'.join(name), marks=marks)
+  name = f'{fault.point}-{fault.victim}-{fault.strategy}'
+  if fault.point == faults.RANDOM:
+    name += f'-{fault.count}'
+  marks = () if _is_quick(fault) else pytest.mark.slow
+  return pytest.param(fault, id=name, marks=marks)
 
 
-@pytest.mark.parametrize('fault', [_make_param(case) for case in CASES])
+@pytest.mark.parametrize(
+  'fault', [_make_param(case) for case in CASES + OWN_CASES + RANDOM_CASES]
+)
 def test_a_fault_loses_nothing_and_counts_nothing_twice(
   fault, processes, tmp_path
 ):
@@ -46,6 +96,8 @@ def test_a_fault_loses_nothing_and_counts_nothing_twice(
   assert outcome.is_good, outcome
   if fault.victim == 'server':
     assert outcome.num_restarts == 1, outcome
+  elif fault.strategy == 'allreduce':  # All nodes go back to a checkpoint.
+    assert outcome.num_restarts == faults.NUM_WORKERS, outcome
   else:
     assert outcome.num_restarts == 0, outcome
     assert outcome.num_left >= 1, outcome
@@ -55,7 +107,7 @@ def test_a_fault_loses_nothing_and_counts_nothing_twice(
 def test_cases_cover_every_pair():
   """Of a victim and a run."""
   assert {(case.point, case.victim) for case in CASES} >= QUICK
-  for victim in faults.VICTIMS:
+  for victim in ('server', 'learner'):
     runs = {case[:3] for case in CASES if case.victim == victim}
     assert runs == set(RUNS)
 

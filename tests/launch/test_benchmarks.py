@@ -321,22 +321,23 @@ def test_stragglers_goals():
 
 
 def test_a_bad_fault_fails_the_suite(monkeypatch, capsys):
-  good = faults.Outcome(1, 0, 3, 0, faults.NUM_UPDATES, True, 0.5)
+  good = faults.Outcome(1, 0, 3, 0, 0, True, 0.5)
   outcomes = iter([good, good._replace(recovery=2.0), good])
   monkeypatch.setattr(faults, 'run_fault', lambda *_: next(outcomes))
   faults.run(quick=False, rounds=3, seed=0)
   said = capsys.readouterr().out
   assert '3 of 3 runs ended well' in said
-  for bad in ({'num_twice': 1}, {'clock': 99}, {'is_same': False}):
+  for bad in ({'num_twice': 1}, {'num_missing': 1}, {'is_same': False}):
     outcomes = iter([good._replace(**bad)])
     with pytest.raises(SystemExit) as ended:
       faults.run(quick=True, rounds=3, seed=0)
     assert ended.value.code == 1
   assert faults.describe_recovery(
-    {'server': [0.5, 2.0, 1.0], 'learner': []}
+    {'server': [0.5, 2.0, 1.0], 'learner': [], 'node': [0.25]}
   ) == [
     'server killed: 1.00 s to the next applied push in the median of 3, at '
-    'most 2.00 s.'
+    'most 2.00 s.',
+    'node killed: 0.25 s to the next mix in the median of 1, at most 0.25 s.',
   ]
 
 

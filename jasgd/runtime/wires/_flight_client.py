@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pyarrow import flight
 
+from jasgd.runtime import _crash
 from jasgd.runtime.wires import _buffers
 from jasgd.runtime.wires import _flight_sockets
 from jasgd.runtime.wires import _flight_stream
@@ -229,13 +230,18 @@ class _FlightConnection(_wire.Connection):
         self._writer,
         head,
         self._batches if has_payload else [],
-        self._watchdog.renew,
+        self._note_chunk,
       )
       self._is_written = True
     except _flight_stream.STREAM_ERRORS:
       if self._watchdog.has_expired:
         raise
       # A server that disconnects may have said why, which is read next.
+
+  def _note_chunk(self) -> None:
+    """Notes that a part of a request was sent, and that more will follow."""
+    self._watchdog.renew()
+    _crash.maybe_crash('sending')
 
   def _read(self) -> _messages.Message:
     """Reads a message, with its payload."""
