@@ -28,7 +28,7 @@ from jasgd.engine._operations import SERVER
 from jasgd.engine._plan import count_epochs
 from jasgd.engine._plan import make_plan
 from jasgd.engine._plan import Plan
-from jasgd.engine._readers import count_devices as count_devices
+from jasgd.engine._push_reader import count_devices as count_devices
 from jasgd.engine._replay import average_nodes as average_nodes
 from jasgd.engine._replay import MODES
 from jasgd.engine._replay import Replay

@@ -10,7 +10,8 @@ import numpy as np
 
 from jasgd import traces
 from jasgd.engine import _operations
-from jasgd.engine import _readers
+from jasgd.engine import _push_reader
+from jasgd.engine import _record_reader
 from jasgd.engine import _slots
 
 SERVER = _operations.SERVER
@@ -239,7 +240,10 @@ def make_plan(
       'num_updates is for traces with a server, and until for those without.'
     )
   with _without_collector():
-    made = _readers.read_trace(trace, num_updates, until)
+    if trace.has_server:
+      made = _push_reader.read_pushes(trace, num_updates)
+    else:
+      made = _record_reader.read_records(trace, until)
   make = _plan_server if trace.has_server else _plan_nodes
   return make(trace, made, get_rate, num_samples, batch)
 

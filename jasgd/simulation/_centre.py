@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jasgd import gossip
 from jasgd import traces
 from jasgd.simulation import _network
+from jasgd.simulation import _rows
 
 # Kinds of events, among those of `_peer_loop`.
 AT_CENTRE, MOVED = 8, 9
@@ -35,7 +36,7 @@ class Centre:
     network: Durations of messages and moves.
     seed: Seed of the moves' durations.
     schedule: Adds an event: `(time, node, kind, data)`.
-    rows: Rows of records, to be appended to.
+    rows: Rows of all records, to be appended to.
   """
 
   def __init__(
@@ -43,7 +44,7 @@ class Centre:
     network: _network.Network,
     seed: int,
     schedule: Callable[[float, int, int, Any], None],
-    rows: list[tuple[Any, ...]],
+    rows: bytearray,
   ) -> None:
     self._schedule = schedule
     self._rows = rows
@@ -88,11 +89,9 @@ class Centre:
     assert request.force is not None
     read_version, step, rate = request.force
     version = self._version = self._version + 1
-    self._rows.append(
-      (
-        *(traces.Kind.MOVE, traces.SERVER, request.node, 0, version, version),
-        *(read_version, step, 1.0, rate, 0.0, request.arrived, time),
-      )
+    self._rows += _rows.pack(
+      *(traces.Kind.MOVE, traces.SERVER, request.node, 0, version, version),
+      *(read_version, step, 1.0, rate, 0.0, request.arrived, time),
     )
     self._is_moving = False
     self._serve(time)

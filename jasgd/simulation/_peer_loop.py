@@ -17,6 +17,7 @@ from jasgd import traces
 from jasgd.simulation import _centre
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
+from jasgd.simulation import _rows
 from jasgd.simulation import _times
 
 # Kinds of events, in the order in which they are handled at equal times and
@@ -35,9 +36,11 @@ from jasgd.simulation import _times
 AVERAGED = 10  # A mean of all nodes is made.
 
 # Looked up once, not for every exchange.
+_pack = _rows.pack
 _TAKEN = gossip.Outcome.TAKEN
-_Ask, _Send, _Mix, _MixWaiting, _Reply = (
+_Ask, _JoinMean, _Send, _Mix, _MixWaiting, _Reply = (
   gossip.Ask,
+  gossip.JoinMean,
   gossip.Send,
   gossip.Mix,
   gossip.MixWaiting,
@@ -118,8 +121,7 @@ class PeerLoop:
     self._at_barrier: set[int] = set()
     self._attempt = 0
     self._next_mean = 0
-    self._records = _Records()
-    self._rows = self._records.rows
+    self._rows = bytearray()  # Of `_rows.pack`.
     self._centre = _centre.Centre(
       network, setup.seed, self._schedule, self._rows
     )
@@ -154,16 +156,13 @@ class PeerLoop:
     for node in range(self._setup.num_nodes):
       self._begin_step(node, 0.0)
     heap, pop, handlers = self._heap, heapq.heappop, self._handlers
-    records, rows = self._records, self._rows
     while heap:
       time, node, kind, data = pop(heap)
       if kind <= GONE and self._is_over():
         break
       handlers[kind](node, time, data)
-      if len(rows) >= records.MAX_ROWS:
-        records.pack()
-    self._end(records.last_time)
-    return records.finish()
+    self._end(_rows.get_last_time(self._rows))
+    return _rows.make_records(self._rows)
 
   def _end(self, time: float) -> None:
     """Records the end of each node that is up."""
@@ -208,22 +207,20 @@ class PeerLoop:
     mass = machine.mass
     if self._has_mass:
       self._recorded_mass[node] = mass
-    self._rows.append(
-      (
-        1,  # Kind.STEP, as a plain number, which is packed faster.
-        node,
-        0,
-        0,
-        step,
-        version,
-        self._read_version[node],
-        0,
-        0.0,
-        0.0,
-        mass,
-        self._begun[node],
-        time,
-      )
+    self._rows += _pack(
+      1,  # Kind.STEP, as a plain number, which is packed faster.
+      node,
+      0,
+      0,
+      step,
+      version,
+      self._read_version[node],
+      0,
+      0.0,
+      0.0,
+      mass,
+      self._begun[node],
+      time,
     )
     if not actions:
       self._finish_exchange(node, time)
@@ -238,27 +235,29 @@ class PeerLoop:
     questions = None
     is_waiting = self._is_resting[node]
     for action in actions:
-      if isinstance(action, _Ask):
+      kind = type(action)
+      if kind is _Ask:
         if questions is None:
           questions = [action.peer]
         else:
           questions.append(action.peer)
-      elif isinstance(action, _Mix):
+      elif kind is _Mix:
         self._mix(node, time, self._begun[node], action)
-      elif isinstance(action, _Send):
+      elif kind is _JoinMean:
+        self._join_mean(node, time)
+        is_waiting = True
+      elif kind is _Send:
         self._send(node, time, action)
-      elif isinstance(action, _MixWaiting):
+      elif kind is _MixWaiting:
         mix = self._machines[node].mix_waiting()
         if mix is not None:
           self._mix(node, time, time, mix)
-      elif isinstance(action, gossip.Attract):
-        self._attract(node, time, action)
-        is_waiting = True  # It has begun its next step.
-      elif isinstance(action, gossip.Average):
+      elif kind is gossip.Average:
         self._average_pair(node, time, action)
       else:
-        self._join_mean(node, time)
-        is_waiting = True
+        assert kind is gossip.Attract, action
+        self._attract(node, time, action)
+        is_waiting = True  # It has begun its next step.
     if questions is not None:
       data = (self._life[node], questions)
       heapq.heappush(self._heap, (time + self._latency, node, ASKED, data))
@@ -412,11 +411,20 @@ class PeerLoop:
     self._next_mean += 1
     for node in nodes:
       version = self._version[node] = self._version[node] + 1
-      self._rows.append(
-        (
-          *(5, node, 0, self._next_mean, self._step[node]),
-          *(version, 0, 0, share, share, 0.0, self._begun[node], time),
-        )
+      self._rows += _pack(
+        5,  # Kind.MEAN
+        node,
+        0,
+        self._next_mean,
+        self._step[node],
+        version,
+        0,
+        0,
+        share,
+        share,
+        0.0,
+        self._begun[node],
+        time,
       )
     # All save after the same mean, or could not go back to it together.
     is_due = time - self._saved_at[0] >= self._checkpoint_seconds
@@ -485,12 +493,10 @@ class PeerLoop:
     machine.on_restart(saved.step, self._recorded_mass[node])
     self._step[node] = saved.step
     self._version[node] += 1
-    self._rows.append(
-      (
-        *(traces.Kind.RESTART, node, 0, 0, saved.step),
-        *(self._version[node], saved.version, 0, 0.0, 0.0),
-        *(machine.mass, self._begun[node], time),
-      )
+    self._rows += _pack(
+      *(traces.Kind.RESTART, node, 0, 0, saved.step),
+      *(self._version[node], saved.version, 0, 0.0, 0.0),
+      *(machine.mass, self._begun[node], time),
     )
     self._enter(node)
 
@@ -591,22 +597,20 @@ class PeerLoop:
       mass = self._recorded_mass[node] = self._machines[node].mass
     step, own_weight = self._step[node], mix.own_weight
     for source, weight in mix.sources:
-      self._rows.append(
-        (
-          3,  # Kind.MIX
-          node,
-          source[0],  # The peer, or the sender.
-          number,
-          step,
-          version,
-          source.version,
-          source.step,
-          own_weight,
-          weight,
-          mass,
-          start,
-          time,
-        )
+      self._rows += _pack(
+        3,  # Kind.MIX
+        node,
+        source[0],  # The peer, or the sender.
+        number,
+        step,
+        version,
+        source.version,
+        source.step,
+        own_weight,
+        weight,
+        mass,
+        start,
+        time,
       )
 
   def _note(
@@ -619,8 +623,8 @@ class PeerLoop:
   ) -> None:
     """Records a JOIN, LEAVE or END of a node."""
     step, version = self._step[node], self._version[node]
-    self._rows.append(
-      (kind, node, 0, 0, step, version, 0, 0, 0.0, 0.0, mass, start, end)
+    self._rows += _pack(
+      kind, node, 0, 0, step, version, 0, 0, 0.0, 0.0, mass, start, end
     )
 
   def _note_lost(
@@ -634,11 +638,9 @@ class PeerLoop:
   ) -> None:
     """Records a message, or a question, that a dead node did not get."""
     start = time if start is None else start
-    self._rows.append(
-      (
-        *(traces.Kind.LOST, sender, receiver, 0, sent.step, 0, sent.version),
-        *(0, 0.0, 0.0, mass, start, time),
-      )
+    self._rows += _pack(
+      *(traces.Kind.LOST, sender, receiver, 0, sent.step, 0, sent.version),
+      *(0, 0.0, 0.0, mass, start, time),
     )
 
   def _schedule(self, time: float, node: int, kind: int, data: Any) -> None:
@@ -651,61 +653,3 @@ def _list_members(num_nodes: int, gone: frozenset[int]) -> Sequence[int]:
   if not gone:
     return range(num_nodes)
   return tuple([node for node in range(num_nodes) if node not in gone])
-
-
-# The columns of a row. `read_version` is of the row's source, if it has one.
-_COLUMNS = (
-  *('kind', 'replica', 'source', 'group', 'step', 'version', 'read_version'),
-  *('source_step', 'own_weight', 'weight', 'mass', 'start_time', 'end_time'),
-)
-_CHANGES = (
-  traces.Kind.STEP,
-  traces.Kind.MIX,
-  traces.Kind.MOVE,
-  traces.Kind.MEAN,
-  traces.Kind.RESTART,
-)
-
-
-class _Records:
-  """Rows, which are packed into arrays now and then to save memory.
-
-  Attributes:
-    rows: Tuples of `_COLUMNS`, to be appended to.
-  """
-
-  MAX_ROWS = 1 << 14  # Packed, they need a fifth of the memory.
-
-  def __init__(self) -> None:
-    self.rows: list[tuple[Any, ...]] = []
-    self._packed: list[np.ndarray] = []
-
-  @property
-  def last_time(self) -> float:
-    """End of the last record so far; 0 if there is none."""
-    if self.rows:
-      return self.rows[-1][-1]
-    return float(self._packed[-1]['end_time'][-1]) if self._packed else 0.0
-
-  def pack(self) -> None:
-    """Makes an array of the rows so far."""
-    packed = np.zeros(len(self.rows), traces.RECORD)
-    columns = zip(*self.rows, strict=True)
-    for name, column in zip(_COLUMNS, columns, strict=False):
-      packed[name] = column
-    kind, read_version = packed['kind'], packed['read_version']
-    has_source = (kind == traces.Kind.MIX) | (kind == traces.Kind.MOVE)
-    packed['source_version'] = np.where(has_source, read_version, 0)
-    packed['read_version'] = np.where(has_source, 0, read_version)
-    # The centre works for a node: the one whose force it adds, or that died
-    # before it got the centre's answer.
-    replica, source = packed['replica'], packed['source']
-    packed['worker'] = np.where(replica < 0, source, replica)
-    packed['updates'] = np.isin(kind, _CHANGES)
-    self._packed.append(packed)
-    self.rows.clear()
-
-  def finish(self) -> np.ndarray:
-    """All records."""
-    self.pack()
-    return np.concatenate(self._packed)

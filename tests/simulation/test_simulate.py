@@ -10,7 +10,6 @@ from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
-from jasgd.simulation import _peer_loop
 from tests.simulation import cases
 
 Kind = traces.Kind
@@ -229,13 +228,6 @@ def test_equal_times_are_ordered_by_node(name):
   trace = cases.run_peers(name, num_steps=1, compute=compute)
   np.testing.assert_array_equal(trace.worker, np.arange(cases.NUM_NODES))
   assert trace.duration == 1
-
-
-@cases.every_strategy
-def test_records_of_nodes_are_packed_on_the_way(name, monkeypatch):
-  whole = cases.run_peers(name, 'slow')
-  monkeypatch.setattr(_peer_loop._Records, 'MAX_ROWS', 10)
-  assert cases.run_peers(name, 'slow') == whole
 
 
 @cases.every_strategy
