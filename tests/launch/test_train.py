@@ -131,7 +131,7 @@ def test_configs_of_nodes_have_their_command_in_the_note():
 
 
 BAD_FLAGS = {
-  '--config=configs/sizes.py': 'get_config',
+  '--config=configs/sizes.py': 'configs/sizes.py has no function get_config.',
   '--config=configs/digits_async.py:big': "may stand smoke, got 'big'",
   '--config=configs/gossip_digits.py:gossip': "compare, got 'gossip'",
   '--config=configs/gossip_digits.py:pull,push': (
@@ -149,13 +149,34 @@ BAD_FLAGS = {
   marks.slow_but(BAD_FLAGS, '--config.nothing=1', '--config.optimizer.rate=-1'),
 )
 def test_bad_flags_are_named_in_a_line(flag, tmp_path):
-  # A second file would be loaded into the module of the first.
   config = '--config=configs/digits_async.py'
   flags = [flag] if flag.startswith('--config=') else [config, flag]
   done = _run('train', f'--workdir={tmp_path}/work', *flags)
   assert done.returncode == 1
   assert BAD_FLAGS[flag] in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
+  assert not (tmp_path / 'work').exists()
+
+
+@pytest.mark.parametrize(
+  'module', marks.slow_but(['compare', 'simulate', 'sweep', 'train'], 'train')
+)
+def test_a_second_config_is_refused(module, tmp_path):
+  """It would be loaded into the module of the first one."""
+  done = _run(
+    module,
+    '--config=configs/digits_async.py:smoke',
+    '--config',
+    'configs/sizes.py',
+    f'--workdir={tmp_path}/work',
+    *(['--grid=seed=0,1'] if module == 'sweep' else []),
+  )
+  assert done.returncode == 1
+  rule = (
+    '--config must be given once, got configs/digits_async.py:smoke and '
+    'configs/sizes.py.'
+  )
+  assert rule in done.stderr
   assert not (tmp_path / 'work').exists()
 
 
