@@ -132,7 +132,7 @@ def test_local_sh_on_a_fresh_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r'^test/accuracy +(\S+)$', done.stdout, re.M)
-    assert float(accuracy[1]) > 0.95
+    assert float(accuracy[1]) > 0.9
     assert (tmp_path / attempt / 'report.html').exists()
     # The second time everything is there already.
     assert ('pip install' in done.stdout) == (attempt == 'first')
