@@ -12,7 +12,7 @@ import pytest
 from jasgd import traces
 from tests import marks
 
-pytestmark = pytest.mark.usefixtures('compile_once')
+pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
