@@ -7,8 +7,8 @@ from jasgd import protocols
 from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
-from jasgd.reports import _figures
 
+KINDS = {'computes', 'communicates', 'waits', 'is gone'}
 FATES = {
   'asynchronous': protocols.asynchronous(),
   'softsync': protocols.softsync(2),
@@ -21,7 +21,7 @@ def _list_bars(axes):
   """Kind -> [(row, start, end)] of each bar, in order."""
   bars = {}
   for collection in axes.collections:
-    if collection.get_label() in _figures.COLORS:
+    if collection.get_label() in KINDS:
       corners = [path.get_extents() for path in collection.get_paths()]
       bars[collection.get_label()] = sorted(
         (round((box.y0 + box.y1) / 2), round(box.x0, 6), round(box.x1, 6))
