@@ -1,9 +1,7 @@
 """Measures the speed of jasgd, as ratios within one run.
 
-  python -m launch.benchmark --suite=delay    a delayed step against a plain one
   python -m launch.benchmark --suite=faults --rounds=100   random kills
   python -m launch.benchmark --suite=gossip   a mix against an all-reduce
-  python -m launch.benchmark --suite=import   `import jasgd` against optax
   python -m launch.benchmark --suite=prediction   simulated against real runs
   python -m launch.benchmark --suite=server   updates per second against peers
   python -m launch.benchmark --suite=simulator   gradients simulated per second
@@ -20,10 +18,8 @@ import tempfile
 from absl import flags
 
 from launch import entry
-from launch.benchmarks import delay
 from launch.benchmarks import faults
 from launch.benchmarks import gossip
-from launch.benchmarks import imports
 from launch.benchmarks import prediction
 from launch.benchmarks import server
 from launch.benchmarks import simulator
@@ -31,10 +27,8 @@ from launch.benchmarks import stragglers
 from launch.benchmarks import training
 
 _SUITES: dict[str, Callable[..., None]] = {
-  'delay': delay.run,
   'faults': faults.run,
   'gossip': gossip.run,
-  'import': imports.run,
   'prediction': prediction.run,
   'server': server.run,
   'simulator': simulator.run,

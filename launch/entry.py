@@ -1,6 +1,7 @@
 """The start of every entry point: flags, signals, errors in one line."""
 
 from collections.abc import Callable
+import itertools
 import os
 import signal
 import sys
@@ -64,6 +65,13 @@ def adopt(variables: dict[str, str]) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses flags; an error takes one line."""
+  configs = _list_configs(argv)
+  # ml_collections loads each file into the module of the file before it: a
+  # second file without get_config would get the function of the first.
+  if len(configs) > 1:
+    _refuse(
+      argv[0], f'--config must be given once, got {" and ".join(configs)}.'
+    )
   try:
     return flags.FLAGS(argv)
   except (
@@ -76,7 +84,21 @@ def _parse(argv: list[str]) -> list[str]:
   ) as error:
     # If a config file raises, the text contains a whole traceback.
     text = ' '.join(map(str, error.args)).strip().splitlines()[-1].strip()
+    if configs and text.endswith("has no attribute 'get_config'"):
+      text = f'{configs[0].split(":")[0]} has no function get_config.'
     _refuse(argv[0], f'bad flags: {text}')
+
+
+def _list_configs(argv: list[str]) -> list[str]:
+  """Values of all flags --config=FILE or --config FILE."""
+  found = []
+  for flag, following in itertools.pairwise([*argv, '']):
+    if flag == '--':
+      break
+    name, is_assigned, value = flag.partition('=')
+    if name in ('--config', '-config'):
+      found.append(value if is_assigned else following)
+  return found
 
 
 def _refuse(program: str, message: str) -> NoReturn:

@@ -32,7 +32,7 @@ from jasgd.experiment.configs.strategy import StrategyConfig
 from jasgd.experiment.configs.training import read_config as read_config
 from jasgd.experiment.configs.training import TrainingConfig
 from jasgd.experiment.running.cluster import list_roles as list_roles
-from jasgd.experiment.running.cluster import run_role
+from jasgd.experiment.running.cluster import run_role as run_role
 from jasgd.experiment.running.result import Result
 from jasgd.experiment.running.result import RunError
 from jasgd.experiment.running.train import train
@@ -62,7 +62,6 @@ __all__ = [
   'TaskConfig',
   'TrainingConfig',
   'compare',
-  'run_role',
   'sweep',
   'train',
   'train_and_evaluate',

@@ -1,6 +1,10 @@
-"""What do people look at? Pictures of traces and sweeps, tables, pages."""
+"""What do people look at? Pictures of traces and sweeps, tables, pages.
 
-from jasgd.reports._formats import format_table
+Names that are imported here and are not in `__all__` are for other rooms and
+for the command line, and not promised to users.
+"""
+
+from jasgd.reports._formats import format_table as format_table
 from jasgd.reports._heat_maps import plot_heat_map
 from jasgd.reports._heat_maps import plot_sweep
 from jasgd.reports._members import plot_members
@@ -8,11 +12,9 @@ from jasgd.reports._report import write_report
 from jasgd.reports._staleness import plot_ages
 from jasgd.reports._staleness import plot_staleness
 from jasgd.reports._timeline import plot_timeline
-from jasgd.reports._workers import measure_step_rates
+from jasgd.reports._workers import measure_step_rates as measure_step_rates
 
 __all__ = [
-  'format_table',
-  'measure_step_rates',
   'plot_ages',
   'plot_heat_map',
   'plot_members',

@@ -10,7 +10,7 @@ import pytest
 from jasgd import experiment
 from jasgd import workdir
 
-pytestmark = pytest.mark.usefixtures('compile_once')
+pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 BOUND = 0.02  # By what a strategy may be worse, on the digits.
@@ -25,6 +25,8 @@ def _make_config(num_epochs=12.0):
     strategy=experiment.StrategyConfig(name='pull', rate=0.2),
     num_workers=4,
     network=experiment.NetworkConfig(latency=0.1),
+    # At the end alone.
+    runtime=experiment.RuntimeConfig(eval_every=10_000),
     num_epochs=num_epochs,
   )
 

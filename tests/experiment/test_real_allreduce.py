@@ -13,6 +13,8 @@ from jasgd import workdir as workdirs
 from tests import live
 from tests.experiment import test_real_nodes as nodes
 
+pytestmark = pytest.mark.usefixtures('quick_compiler')
+
 NUM_NODES = nodes.NUM_NODES
 # Seconds of silence: a death must be seen long before.
 NEVER = 2 * live.PATIENCE

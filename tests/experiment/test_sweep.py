@@ -10,6 +10,8 @@ from jasgd import experiment
 from jasgd.experiment.running import virtual
 from tests.experiment import cases
 
+pytestmark = pytest.mark.usefixtures('quick_compiler')
+
 GRID = 'optimizer.rate=0.1,0.2;num_workers=2,4;seed=0,1'
 
 

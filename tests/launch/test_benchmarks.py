@@ -27,14 +27,12 @@ from launch.benchmarks import training
 # Suite -> patterns, and in how many lines of its output each is found. The real
 # run of `faults` is the quick case of tests/experiment/test_faults.py.
 SMOKES = {
-  'delay': {r' (step|scan) +\d+ +[\d.]+ ': 2 * 2},
   'gossip': {
     r'^2 in [12] +(pmap|shard_map) ': 3 * 4,
     '^2 in [12] +- .* copy ': 2,
     '^2 nodes +(memory|flight) +1 pull ': 2,
     'Goal: at most 1.25 x: (met|missed), ': len(gossip_worker.STRATEGIES),
   },
-  'import': {r'^all of jasgd +\d': 1},
   'prediction': {
     r'^(softsync|pull) +\w+ .* (within|OUTSIDE) ': 2 + 3,
   },
@@ -53,13 +51,8 @@ SMOKES = {
 }
 
 
-@pytest.mark.parametrize(
-  'suite',
-  [
-    pytest.param(suite, marks=() if suite == 'import' else pytest.mark.slow)
-    for suite in SMOKES
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('suite', SMOKES)
 def test_smoke(suite, tmp_path):
   command = [sys.executable, '-m', 'launch.benchmark', f'--suite={suite}']
   done = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 from jasgd import traces
 from tests import marks
 
-pytestmark = pytest.mark.usefixtures('compile_once')
+pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -132,7 +132,7 @@ def test_local_sh_on_a_fresh_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r'^test/accuracy +(\S+)$', done.stdout, re.M)
-    assert float(accuracy[1]) > 0.95
+    assert float(accuracy[1]) > 0.9
     assert (tmp_path / attempt / 'report.html').exists()
     # The second time everything is there already.
     assert ('pip install' in done.stdout) == (attempt == 'first')

@@ -16,7 +16,7 @@ from jasgd import traces
 from tests import marks
 from tests.tasks import cases
 
-pytestmark = pytest.mark.usefixtures('compile_once')
+pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SIMULATIONS = ('simulate_gossip', 'simulate_jain')
@@ -46,6 +46,7 @@ def test_train_leaves_weights_and_a_report(tmp_path):
     '--config=configs/digits_async.py',
     f'--workdir={tmp_path}',
     '--config.num_epochs=5',
+    '--config.task.model=mlp',
   )
   assert done.returncode == 0, done.stderr
   assert 'asynchronous: the server updates with every gradient' in done.stdout
@@ -57,14 +58,6 @@ def test_train_leaves_weights_and_a_report(tmp_path):
   assert set(jasgd.load_params(tmp_path)) >= {'Dense_0', 'Dense_1'}
   page = (tmp_path / 'report.html').read_text()
   assert 'optimizer.policy' in page
-  again = _run(
-    'train',
-    '--config=configs/digits_async.py',
-    f'--workdir={tmp_path}',
-    '--config.num_epochs=6',
-  )
-  assert again.returncode == 1
-  assert 'num_epochs is 5.0 there and 6.0 here' in again.stdout + again.stderr
 
 
 @pytest.mark.slow
@@ -131,7 +124,7 @@ def test_configs_of_nodes_have_their_command_in_the_note():
 
 
 BAD_FLAGS = {
-  '--config=configs/sizes.py': 'get_config',
+  '--config=configs/sizes.py': 'configs/sizes.py has no function get_config.',
   '--config=configs/digits_async.py:big': "may stand smoke, got 'big'",
   '--config=configs/gossip_digits.py:gossip': "compare, got 'gossip'",
   '--config=configs/gossip_digits.py:pull,push': (
@@ -149,13 +142,34 @@ BAD_FLAGS = {
   marks.slow_but(BAD_FLAGS, '--config.nothing=1', '--config.optimizer.rate=-1'),
 )
 def test_bad_flags_are_named_in_a_line(flag, tmp_path):
-  # A second file would be loaded into the module of the first.
   config = '--config=configs/digits_async.py'
   flags = [flag] if flag.startswith('--config=') else [config, flag]
   done = _run('train', f'--workdir={tmp_path}/work', *flags)
   assert done.returncode == 1
   assert BAD_FLAGS[flag] in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
+  assert not (tmp_path / 'work').exists()
+
+
+@pytest.mark.parametrize(
+  'module', marks.slow_but(['compare', 'simulate', 'sweep', 'train'], 'train')
+)
+def test_a_second_config_is_refused(module, tmp_path):
+  """It would be loaded into the module of the first one."""
+  done = _run(
+    module,
+    '--config=configs/digits_async.py:smoke',
+    '--config',
+    'configs/sizes.py',
+    f'--workdir={tmp_path}/work',
+    *(['--grid=seed=0,1'] if module == 'sweep' else []),
+  )
+  assert done.returncode == 1
+  rule = (
+    '--config must be given once, got configs/digits_async.py:smoke and '
+    'configs/sizes.py.'
+  )
+  assert rule in done.stderr
   assert not (tmp_path / 'work').exists()
 
 
@@ -219,6 +233,11 @@ def test_reports_of_several_runs(tmp_path):
       f'--config.optimizer.rate={rate}',
     )
     assert done.returncode == 0, done.stderr
+  again = _run(
+    'train', '--config=configs/digits_async.py:smoke', f'--workdir={tmp_path}/a'
+  )
+  assert again.returncode == 1
+  assert 'optimizer.rate is 0.01 there and 0.03 here' in again.stderr
   done = _run(
     'report',
     f'--workdir={tmp_path}/a,{tmp_path}/b',

@@ -10,6 +10,7 @@ from jasgd import reports
 from jasgd import traces
 from jasgd.reports import _curves
 from jasgd.reports import _figures
+from jasgd.reports import _formats
 from jasgd.reports import _runs
 from jasgd.reports import _staleness
 from jasgd.reports import _workers
@@ -194,3 +195,63 @@ def test_a_long_label_does_not_squeeze_the_axes(tmp_path):
 def _measure_width(figure: mpl_figure.Figure) -> float:
   figure.draw_without_rendering()
   return figure.axes[0].get_position().width
+
+
+def test_curves_of_elastic_averaging_have_centre_and_nodes(tmp_path):
+  losses = {
+    f'{name}/loss': 1.0 for name in ('train', 'test', 'centre', 'local')
+  }
+  names = ('consensus_error', 'age_mean', 'age_max', 'lag_mean')
+  others = {f'gossip/{name}': 0.5 for name in names}
+  lines = [(n, {'epoch': n, **losses, **others}) for n in (1, 2, 4)]
+  figure = _curves.draw_curves([_read(tmp_path, lines)])
+  labels = [axes.get_ylabel() for axes in figure.axes]
+  assert labels == ['loss', 'consensus error', 'age of mixes', 'lag of mixes']
+  assert len(figure.axes[0].lines) == 4
+
+
+def test_lines_of_one_clock_are_one_point(tmp_path):
+  """The evaluator's lines come later than the server's."""
+  lines = [
+    (10, {'epoch': 1, 'time': 1, 'train/loss': 3}),
+    (20, {'epoch': 2, 'time': 2, 'train/loss': 2}),
+    (10, {'test/loss': 5, 'test/accuracy': 0.5}),
+    (30, {'epoch': 3, 'time': 3, 'train/loss': 1}),
+    (30, {'test/loss': 3, 'test/accuracy': 0.75}),
+    (20, {'test/loss': 4, 'test/accuracy': 0.875}),
+  ]
+  run = _read(tmp_path, lines)
+  xs, ys = run.get_series('test/loss', 'epoch')
+  assert (xs.tolist(), ys.tolist()) == ([1, 2, 3], [5, 4, 3])
+  assert run.find_last('test/accuracy') == (0.75, 30, 3)
+  assert run.find_best('test/accuracy') == (0.875, 20, 2)
+  assert run.find_last('time') == (3, 30, 3)
+  assert run.diverged_at is None
+
+
+def test_the_first_bad_loss_is_that_of_the_smallest_clock(tmp_path):
+  lines = [
+    (10, {'train/loss': 1}),
+    (30, {'train/loss': float('inf')}),
+    (20, {'test/loss': float('nan')}),
+  ]
+  run = _read(tmp_path, lines)
+  assert run.diverged_at == 20
+  assert np.isnan(run.find_last('test/loss').value)
+
+
+@pytest.mark.parametrize(
+  ('number', 'text'),
+  [
+    (None, '–'),
+    (3, '3'),
+    (12345, '12,345'),
+    (12345.6, '12,346'),
+    (0.123456, '0.1235'),
+    (float('nan'), 'nan'),
+    (float('inf'), 'inf'),
+    (1e30, '1e+30'),
+  ],
+)
+def test_numbers_in_tables(number, text):
+  assert _formats.format_number(number) == text

@@ -9,9 +9,9 @@ from jasgd import gossip
 from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
-from jasgd.reports import _curves
-from jasgd.reports import _runs
 from tests.reports import cases
+
+pytestmark = pytest.mark.usefixtures('blank_pictures')
 
 SIZE = 1000.0  # Bytes of the weights.
 
@@ -46,7 +46,7 @@ def test_slow_nodes_hold_up_only_an_all_reduce(strategy, slow, tmp_path):
     _write(tmp_path / f'{slowest}', _simulate(strategy, slowest=slowest), s=n)
     for n, slowest in enumerate((1.0, 3.0))
   ]
-  rates = reports.measure_step_rates(_runs.read_run(runs[1]).trace)
+  rates = reports.measure_step_rates(traces.Trace.load(runs[1] / 'trace'))
   np.testing.assert_allclose(rates, [slow, slow, 1 / 3, 1 / 3])
   page = cases.Page(reports.write_report(runs, tmp_path / 'both.html'))
   assert page.column('Gradients per second', 1) == dict.fromkeys('0123', '1')
@@ -56,7 +56,7 @@ def test_slow_nodes_hold_up_only_an_all_reduce(strategy, slow, tmp_path):
     **dict.fromkeys('01', fast),
     **dict.fromkeys('23', '0.3333 (33%)'),
   }
-  assert (tmp_path / 'both/rates.png').stat().st_size > 1_000
+  assert (tmp_path / 'both/rates.png').exists()
 
 
 def test_rates_leave_out_the_time_before_the_first_step():
@@ -96,9 +96,9 @@ def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
   # From 1 to 56, without 48.
   rates = reports.measure_step_rates(trace)
   np.testing.assert_allclose(rates, [7 / 7, 5 / 7])
-  run = _runs.read_run(_write(tmp_path, _simulate(gossip.Pull())))
-  run = dataclasses.replace(run, trace=trace)
-  assert run.active_duration == pytest.approx(8.0)
+  page = cases.Page(reports.write_report(_write(tmp_path, trace)))
+  # 14 steps in 8 seconds.
+  assert page.column('Results')['gradients per second'] == '1.75'
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_traffic_beside_that_of_a_server(
   assert values[server] == 2 * 4
 
 
-def test_curves_of_elastic_averaging_have_centre_and_nodes(tmp_path):
+def test_results_of_elastic_averaging_have_centre_and_nodes(tmp_path):
   trace = _simulate(gossip.Elastic(), latency=0.1)
   lines = [
     (
@@ -148,10 +148,6 @@ def test_curves_of_elastic_averaging_have_centre_and_nodes(tmp_path):
     for clock in (1, 2, 4)
   ]
   cases.write_run(tmp_path, {'strategy': {'name': 'elastic'}}, trace, lines)
-  figure = _curves.draw_curves([_runs.read_run(tmp_path)])
-  labels = [axes.get_ylabel() for axes in figure.axes]
-  assert labels == ['loss', 'consensus error', 'age of mixes', 'lag of mixes']
-  assert len(figure.axes[0].lines) == 4
   page = cases.Page(reports.write_report(tmp_path))
   assert page.column('Results')['end'] == 'at step 160'
   assert page.column('Results')['centre/loss, final'].startswith('0.8 (step')
@@ -256,7 +252,8 @@ def test_a_real_run_is_finished_once_it_has_a_result(tmp_path):
   lines = [(160, {'epoch': 1.0, 'train/loss': 1.0})]
   trace = dataclasses.replace(trace, header=header)
   run = cases.write_run(tmp_path, {'strategy': {}}, trace, lines)
-  assert _runs.read_run(run).is_real
-  assert _runs.read_run(run).is_unfinished
+  page = cases.Page(reports.write_report(run))
+  assert page.column('Results')['end'] == 'unfinished: step 160'
   (run / 'result.json').write_text('{"clock": 160}')
-  assert not _runs.read_run(run).is_unfinished
+  page = cases.Page(reports.write_report(run))
+  assert page.column('Results')['end'] == 'at step 160'

@@ -8,12 +8,11 @@ from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
 from jasgd import workdir
-from jasgd.reports import _members
-from jasgd.reports import _runs
-from jasgd.reports import _words
 from tests import marks
 from tests.protocols import cases as protocol_cases
 from tests.reports import cases
+
+pytestmark = pytest.mark.usefixtures('blank_pictures')
 
 PROTOCOLS = {
   'asynchronous': protocols.asynchronous(),
@@ -40,7 +39,8 @@ def _write(root, trace, result=None):
 def test_measured_and_predicted_side_by_side(name, tmp_path):
   trace = cases.simulate_real(PROTOCOLS[name])
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
-  prediction = _runs.read_run(tmp_path).prediction
+  predicted = [simulation.predict(trace, seed) for seed in range(16)]
+  comparison = simulation.compare(trace, *predicted)
   table = page.tables['Measured and predicted']
   assert table[0][0] == 'learner'
   summary = traces.summarize(trace)
@@ -50,11 +50,10 @@ def test_measured_and_predicted_side_by_side(name, tmp_path):
   shares = [float(cell.rstrip('%')) / 100 for cell in columns[4]]
   number = summary.workers.num_applied
   assert shares == pytest.approx(number / number.sum(), abs=5.1e-4)
-  expected = prediction.comparison.predicted_share
   shares = [float(cell.rstrip('%')) / 100 for cell in columns[5]]
-  assert shares == pytest.approx(expected, abs=5.1e-4)
+  assert shares == pytest.approx(comparison.predicted_share, abs=5.1e-4)
   (words,) = [text for text in page.paragraphs if 'total variation' in text]
-  variation = f'{prediction.comparison.total_variation:.4g}'
+  variation = f'{comparison.total_variation:.4g}'
   assert f'distributions is {variation} (0:' in words
   results = page.column('Results')
   assert results['total variation from the prediction'] == variation
@@ -89,7 +88,6 @@ def test_a_simulated_run_is_not_predicted(tmp_path):
   page = cases.Page(reports.write_report(run))
   assert 'Measured and predicted' not in page.tables
   assert not any('predict' in text for text in page.paragraphs)
-  assert _runs.read_run(run).prediction is None
 
 
 def test_why_there_is_no_prediction(tmp_path):
@@ -149,11 +147,11 @@ def test_faults_are_counted_and_told(tmp_path):
 
 def test_a_calm_run_tells_of_no_faults(tmp_path):
   trace = cases.simulate_real(protocols.asynchronous(), has_faults=False)
-  run = _runs.read_run(_write(tmp_path, trace))
-  words = _words.tell_run(run)
+  page = cases.Page(reports.write_report(_write(tmp_path, trace)))
+  words = page.paragraphs[0]
   for word in ('lost', 'restarted', 'again', 'not finished'):
     assert word not in words, word
-  assert not _members.list_changes(run.trace).keys() & {
+  assert not page.column('Results').keys() & {
     'learners that left or were lost',
     'learners that came later, or again',
   }
@@ -179,7 +177,7 @@ def test_an_interrupted_run_says_so(tmp_path):
     f'(it was interrupted, or goes on): it is at clock {clock}.'
     in (page.paragraphs[0])
   )
-  assert not len(_members.find_changes(_runs.read_run(run).trace).left)
+  assert 'learners that left or were lost' not in page.column('Results')
 
 
 def test_a_lost_learner_is_one_before_the_end_of_its_incarnation():
@@ -200,10 +198,12 @@ def test_a_lost_learner_is_one_before_the_end_of_its_incarnation():
     end_time=np.arange(len(kinds)) * 1.0,
     start_time=np.arange(len(kinds)) - 1.0,
   )
-  changes = _members.find_changes(traces.Trace(records))
-  # The leave in record 5 is of the interrupted first incarnation's end.
-  assert changes.left['end_time'].tolist() == [3.0, 10.0]
-  assert changes.came['end_time'].tolist() == [7.0]
+  axes = reports.plot_members(traces.Trace(records)).axes[0]
+  drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+  # The first push starts at 1. The leave in record 5 is of the end of the
+  # first incarnation, which was interrupted.
+  assert drawn['left or lost'] == [[3.0 - 1, 1], [10.0 - 1, 2]]
+  assert drawn['came'] == [[7.0 - 1, 0]]
 
 
 def test_members_are_drawn_with_what_happened():
@@ -256,36 +256,6 @@ def test_the_timeline_begins_once_all_have_compiled():
     other = traces.Trace(trace.records, {**trace.header, **header})
     axes = reports.plot_timeline(other, num_rounds=8.0).axes[0]
     np.testing.assert_allclose(axes.get_xlim(), [begin, begin + 8.0])
-
-
-def test_lines_of_one_clock_are_one_point(tmp_path):
-  """The evaluator's lines come later than the server's."""
-  lines = [
-    (10, {'epoch': 1, 'time': 1, 'train/loss': 3}),
-    (20, {'epoch': 2, 'time': 2, 'train/loss': 2}),
-    (10, {'test/loss': 5, 'test/accuracy': 0.5}),
-    (30, {'epoch': 3, 'time': 3, 'train/loss': 1}),
-    (30, {'test/loss': 3, 'test/accuracy': 0.75}),
-    (20, {'test/loss': 4, 'test/accuracy': 0.875}),
-  ]
-  run = _runs.read_run(cases.write_run(tmp_path, {}, lines=lines))
-  xs, ys = run.get_series('test/loss', 'epoch')
-  assert (xs.tolist(), ys.tolist()) == ([1, 2, 3], [5, 4, 3])
-  assert run.find_last('test/accuracy') == (0.75, 30, 3)
-  assert run.find_best('test/accuracy') == (0.875, 20, 2)
-  assert run.find_last('time') == (3, 30, 3)
-  assert run.diverged_at is None
-
-
-def test_the_first_bad_loss_is_that_of_the_smallest_clock(tmp_path):
-  lines = [
-    (10, {'train/loss': 1}),
-    (30, {'train/loss': float('inf')}),
-    (20, {'test/loss': float('nan')}),
-  ]
-  run = _runs.read_run(cases.write_run(tmp_path, {}, lines=lines))
-  assert run.diverged_at == 20
-  assert np.isnan(run.find_last('test/loss').value)
 
 
 def test_a_result_that_says_diverged_is_believed(tmp_path):

@@ -8,11 +8,9 @@ import pytest
 from jasgd import reports
 from jasgd import traces
 from jasgd import workdir
-from jasgd.reports import _formats
-from jasgd.reports import _results
-from jasgd.reports import _runs
-from jasgd.reports import _words
 from tests.reports import cases
+
+pytestmark = pytest.mark.usefixtures('blank_pictures')
 
 
 def _number(text):
@@ -183,8 +181,9 @@ def test_the_best_is_not_the_last(tmp_path):
 @pytest.mark.parametrize('loss', ['nan', 'inf', '-inf'])
 def test_a_loss_that_is_not_finite_is_a_divergence(loss, name, tmp_path):
   lines = [*cases.make_lines(), (50, {name: float(loss)}), (60, {name: np.inf})]
-  run = _runs.read_run(cases.write_run(tmp_path, {}, lines=lines))
-  assert run.diverged_at == 50
+  run = cases.write_run(tmp_path, {}, lines=lines)
+  results = cases.Page(reports.write_report(run)).column('Results')
+  assert results['end'] == 'diverged by clock 50'
 
 
 def test_a_run_that_diverged_says_so(tmp_path):
@@ -224,9 +223,9 @@ def test_an_unfinished_run_says_so(tmp_path):
 def test_a_number_of_updates_goes_first(num_updates, end, epochs, tmp_path):
   config = {**cases.make_config(), 'num_updates': num_updates}
   root = cases.write_run(tmp_path, config, lines=cases.make_lines())
-  run = _runs.read_run(root)
-  assert _words.say_end(run) == end
-  assert f'epoch {epochs}' in _words.tell_run(run)
+  page = cases.Page(reports.write_report(root))
+  assert page.column('Results')['end'] == end
+  assert f'epoch {epochs}' in page.paragraphs[0]
 
 
 def test_settings_have_full_paths_and_are_escaped(whole):
@@ -325,8 +324,8 @@ def test_nodes_beside_a_server(tmp_path):
     'workers.png',
     'rates.png',
   }
-  assert page.column('Results', 1)['learners'] == _formats.MISSING
-  assert page.column('Results', 2)['steps'] == _formats.MISSING
+  assert page.column('Results', 1)['learners'] == '–'
+  assert page.column('Results', 2)['steps'] == '–'
 
 
 PARTS = ('config', 'trace', 'lines')
@@ -446,7 +445,7 @@ def test_labels_are_no_formulas(tmp_path):
 )
 def test_damaged_files_are_named(name, text, problem, run):
   (run / name).write_text(text)
-  words = _words.tell_run(_runs.read_run(run))
+  words = cases.Page(reports.write_report(run)).paragraphs[0]
   assert problem in words
   assert str(run) not in words
 
@@ -454,8 +453,8 @@ def test_damaged_files_are_named(name, text, problem, run):
 def test_part_of_a_last_line_is_left_out(run):
   with open(run / 'metrics.jsonl', 'a') as file:
     file.write('{"clock": 50, "train/lo')
-  last = _runs.read_run(run).find_last('train/loss')
-  assert last == (0.5, 40, 2.0)
+  results = cases.Page(reports.write_report(run)).column('Results')
+  assert results['train/loss, final'] == '0.5 (clock 40, epoch 2)'
 
 
 def test_provenance_is_shown_without_the_config(run):
@@ -463,8 +462,8 @@ def test_provenance_is_shown_without_the_config(run):
     run / 'provenance.json',
     {'seed': 7, 'config': {'secret': 1}, 'versions': {'jax': '0.10.2'}},
   )
-  table = _results.make_provenance([_runs.read_run(run)])
-  assert table.rows == [('seed', '7'), ('versions.jax', '0.10.2')]
+  page = cases.Page(reports.write_report(run))
+  assert page.column('Provenance') == {'seed': '7', 'versions.jax': '0.10.2'}
 
 
 def test_a_trace_brings_its_config(tmp_path):

@@ -9,38 +9,42 @@ import pytest
 from scipy import stats
 
 from jasgd import tasks
-from jasgd.tasks import _shards
 
 LABELS = np.arange(1003) % 7
 
 
+def make_task(labels=LABELS, num_samples=1003, **options):
+  """A task whose images are the numbers of the samples."""
+  train = {'image': np.arange(num_samples)}
+  if labels is not None:
+    train['label'] = labels
+  return tasks.from_functions(
+    lambda key: ({}, {}),
+    lambda params, stats, inputs, key: (inputs, stats),
+    train,
+    **options,
+  )
+
+
 @functools.cache
 def make_draw(shards, batch, seed):
-  """A table for four learners, and `draw` for many steps, compiled."""
-  table, draw = _shards.make_draw(
-    shards,
-    num_samples=len(LABELS),
-    batch=batch,
-    num_learners=4,
-    labels=LABELS,
-    seed=seed,
-  )
-  return table, jax.jit(jax.vmap(draw, (None, None, None, 0)))
+  """The data for four learners, and draws for many steps, compiled."""
+  task = make_task(shards=shards, batch=batch, num_learners=4, seed=seed)
+  draw = lambda *arguments: task.batches(*arguments)['image']
+  return task.data, jax.jit(jax.vmap(draw, (None, None, None, 0)))
 
 
 def draw_epoch(shards, learner, *, batch=10, seed=0, epoch=0):
   """The samples of all batches of one epoch of a learner."""
-  table, draw = make_draw(shards, batch, seed)
+  data, draw = make_draw(shards, batch, seed)
   size = len(LABELS)
   if shards == 'shards':
     size = len(range(learner % 4, size, 4))
   elif shards == 'dirichlet':
-    size = int(table['sizes'][learner % 4])
+    size = int(data['shards']['sizes'][learner % 4])
   steps = size // batch
   # Always as many steps, so that it is compiled once.
-  rows = draw(
-    table, 3, learner, epoch * steps + np.arange(len(LABELS) // batch)
-  )
+  rows = draw(data, 3, learner, epoch * steps + np.arange(len(LABELS) // batch))
   return np.asarray(rows)[:steps].ravel().tolist()
 
 
@@ -180,6 +184,6 @@ def test_a_task_has_the_table_in_its_data():
   ],
 )
 def test_refuses(options, message):
-  arguments = {'shards': 'shards', 'num_samples': 100, 'batch': 10} | options
+  usual = {'shards': 'shards', 'num_samples': 100, 'batch': 10, 'labels': None}
   with pytest.raises(ValueError, match=message):
-    _shards.make_draw(**arguments)
+    make_task(**usual | options)

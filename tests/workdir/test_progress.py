@@ -6,7 +6,6 @@ import io
 import pytest
 
 from jasgd import workdir
-from jasgd.workdir import _progress
 
 
 class Time:
@@ -154,8 +153,11 @@ def test_standard_error_is_the_default(now, capsys):
     (86400 + 3 * 3600, '1d03h'),
   ],
 )
-def test_durations(seconds, text):
-  assert _progress.format_duration(seconds) == text
+def test_durations(seconds, text, now):
+  stream = io.StringIO()
+  with workdir.Progress(1, stream=stream, now=now):
+    now.seconds += seconds
+  assert stream.getvalue() == f'clock 0/1 0%  ?/s  took {text}\n'
 
 
 @pytest.mark.parametrize(('start', 'total'), [(-1, 3), (4, 3)])
