@@ -55,8 +55,8 @@ class Bench:
     """Every buffer is free, or on lease by somebody known."""
     server = self.server
     holders = [server._store.newest, *server._desk.list_leased()]
-    if server._evaluations.next is not None:
-      holders.append(server._evaluations.next)
+    if server._metrics.next is not None:
+      holders.append(server._metrics.next)
     for session in server._sessions:
       holders += session.leases.values()
     if server._checkpoints is not None:

@@ -302,14 +302,14 @@ def test_longest_message_that_is_allowed(server, thread):
   text = json.dumps(numbers, separators=(',', ':'))
   assert len(text) == wires.MAX_TEXT
   future = thread.submit(
-    connection.request, Message(Verb.REPORT, text=text), deadline=DEADLINE
+    connection.request, Message(Verb.HELLO, text=text), deadline=DEADLINE
   )
   event = server.get()
   assert json.loads(event.message.text) == numbers
   event.channel.send(Message(Verb.ANSWER, text=text))
   assert json.loads(future.result(DEADLINE).text) == numbers
   with pytest.raises(wires.MessageError, match='at most'):
-    connection.request(Message(Verb.REPORT, text=text + 'a'), deadline=1.0)
+    connection.request(Message(Verb.HELLO, text=text + 'a'), deadline=1.0)
   connection.close()
 
 

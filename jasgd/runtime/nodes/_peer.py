@@ -200,9 +200,8 @@ class Peer:
       alive = peers.alive
       statuses = [each for each in map(peers.get_status, alive) if each]
       # The earliest origin that any node knows, so that times agree.
-      recorder = self._files.recorder
-      recorder.origin = min(
-        [recorder.origin, *(each['origin'] for each in statuses)]
+      self._files.origin = min(
+        [self._files.origin, *(each['origin'] for each in statuses)]
       )
       if not self._is_resumed and any(map(self._is_ahead, statuses)):
         exchanger.join()

@@ -7,13 +7,12 @@ sections on answers, on learners that join or leave, on checkpoints, on the end.
 
 Its parts have state and contracts of their own: `Sessions` (what is known of
 each learner, and leases), `ServerWeights` (weights, optimizer state, clock),
-`SnapshotStore` (published weights), `ServerRecorder` (trace and metrics),
-`Evaluations`, `Checkpoints` and the `FrontDesk` (status, pulls, refusals).
+`SnapshotStore` (published weights), `Recorder` (the trace), `ServerMetrics`,
+`Checkpoints` and the `FrontDesk` (status, pulls, refusals).
 """
 
 import collections
 from collections.abc import Callable, Iterable
-import functools
 import json
 import logging
 import math
@@ -32,7 +31,7 @@ from jasgd.runtime import _front_desk
 from jasgd.runtime import _recorder
 from jasgd.runtime import _settings
 from jasgd.runtime import _snapshots
-from jasgd.runtime.server import _evaluations
+from jasgd.runtime.server import _metrics
 from jasgd.runtime.server import _sessions
 from jasgd.runtime.server import _weights
 from jasgd.runtime.wires import _messages
@@ -41,6 +40,7 @@ from jasgd.runtime.wires import _wire
 _log = logging.getLogger(__name__)
 _Channel = _wire.Channel
 _Fate = protocols.Fate
+_Kind = traces.Kind
 _Message = _messages.Message
 _MessageError = _messages.MessageError
 _Session = _sessions.LearnerSession
@@ -85,7 +85,7 @@ class Server:
 
   Args:
     settings: Settings of the run.
-    workdir: Folder of trace, metrics and checkpoints; None: no files. A run
+    workdir: Folder of trace and checkpoints; None: no files. A run
       that is there is resumed from its last readable checkpoint, as a new
       incarnation.
     is_shared: Whether other processes can map snapshots.
@@ -116,6 +116,7 @@ class Server:
     )
     self.inbox = _wire.Inbox()
     self.incarnation = 0
+    self._start_clock = 0  # Of the checkpoint that this incarnation began with.
     self.end_reason: str | None = None
     self._is_interrupted = self._is_failed = self._is_diverged = False
     self._now = now
@@ -147,17 +148,17 @@ class Server:
       found = _checkpoints.restore(
         workdir, self._weights.state, self.layout.size
       )
-    self._recorder = _recorder.ServerRecorder(
-      workdir,
+    self._recorder = _recorder.Recorder(
+      None if workdir is None else workdir.trace,
       self._make_header(),
+      traces.SERVER,
       self._get_time,
-      found[2]['metrics'] if found else 0,
     )
-    self._evaluations = _evaluations.Evaluations(
+    self._metrics = _metrics.ServerMetrics(
       settings,
       self._weights,
       self._store,
-      self._recorder,
+      self._get_time,
       self._sessions.count_connected,
     )
     self._desk = self._make_desk()
@@ -202,13 +203,13 @@ class Server:
         _Verb.NOTICE: self._handle_not_finite,
         _Verb.FETCH: self._fetch,
         _Verb.HELLO: self._hello,
-        _Verb.REPORT: self._evaluations.report,
+        _Verb.METRICS: self._metrics.send_rows,
         _Verb.LOST: self._note_death,
       },
       describe=self.describe,
       on_stop=lambda text: self.stop(text or 'It was stopped.'),
       on_gone=self._lose_channel,
-      pick=self._evaluations.take,
+      pick=self._metrics.take,
     )
 
   def _make_header(self) -> dict[str, Any]:
@@ -272,8 +273,9 @@ class Server:
       'num_updates': settings.num_updates,
       'epoch': weights.epoch,
       'time': self._get_time(),
-      'metrics': self._recorder.summarize(),
-      'evaluation_clock': self._evaluations.next_clock,
+      'metrics': self._metrics.summarize(),
+      'evaluation_clock': self._metrics.next_clock,
+      'start_clock': self._start_clock,
       'learners': {
         str(session.learner): {
           'state': str(session.state),
@@ -288,7 +290,7 @@ class Server:
       'counts': dict(self._desk.counts),
       'fates': {
         _Fate(fate).name.lower(): count
-        for fate, count in self._recorder.fates.items()
+        for fate, count in self._metrics.fates.items()
       },
       'times': self._times,
       'num_buffers': len(self._store),
@@ -534,20 +536,21 @@ class Server:
         digest = self.layout.digest(snapshot.buffer.array)
       is_released = session.learner in push.decision.released
       session.count_pushed_steps(self._protocol.steps_per_push)
-      self._recorder.record_push(
-        learner=session.learner,
+      self._metrics.count(push.fate, push.clock - message.version, message.loss)
+      self._recorder.append(
+        _Kind.PUSH,
+        worker=session.learner,
         step=self._count_minibatches(session, message.step + 1),
         fate=push.fate,
         updates=push.decision.updates,
-        read_clock=message.version,
-        clock=push.clock,
-        loss=message.loss,
+        read_version=message.version,
+        version=push.clock + push.decision.updates,
         samples=self._settings.samples_per_push,
-        call=call,
+        group=call,
         digest=digest,
         start_time=push.start_time,
         compute_time=message.seconds,
-        arrive_time=push.arrive_time,
+        end_time=push.arrive_time,
         release_time=time if is_released else math.nan,
       )
       session.num_applied += push.fate == _Fate.APPLIED
@@ -568,7 +571,7 @@ class Server:
   def _publish(self, snapshot: _Snapshot) -> None:
     """Makes a snapshot the newest. Its record must have been flushed."""
     self._store.publish(snapshot)
-    self._evaluations.write_if_due()
+    self._metrics.add_row_if_due()
     self._add_time('publish')
     if self._crash:
       self._crash.maybe_crash('published')
@@ -588,14 +591,10 @@ class Server:
     session.fate = int(_Fate.NOT_FINITE)
     session.keeps_weights = False
     self._num_not_finite += 1
-    self._recorder.record_unused(
-      learner=session.learner,
-      step=self._count_minibatches(session, message.step + 1),
-      fate=_Fate.NOT_FINITE,
-      read_clock=message.version,
-      clock=self.clock,
-      loss=message.loss,
-      compute_time=message.seconds,
+    self._record_unused(
+      session,
+      message,
+      _Fate.NOT_FINITE,
       start_time=session.start_time,
       is_released=True,
     )
@@ -617,9 +616,34 @@ class Server:
     else:
       self._answer(session)
 
+  def _record_unused(
+    self,
+    session: _Session,
+    message: _Message,
+    fate: _Fate,
+    *,
+    start_time: float = math.nan,
+    is_released: bool = False,
+  ) -> None:
+    """Records a gradient that was lost or not finite."""
+    time = self._get_time()
+    self._metrics.count(fate, 0, message.loss)
+    row = {
+      'worker': session.learner,
+      'step': self._count_minibatches(session, message.step + 1),
+      'fate': fate,
+      'version': self.clock,
+      'read_version': message.version,
+      'start_time': start_time,
+      'compute_time': message.seconds,
+      'end_time': time,
+      'release_time': time if is_released else math.nan,
+    }
+    self._recorder.write(_Kind.PUSH, row)
+
   def _explain_divergence(self) -> str:
     """Why the run ends whose gradients are not finite, and what to try."""
-    summary = self._recorder.summarize()
+    summary = self._metrics.summarize()
     staleness = summary.get('server/staleness_mean', 0.0)
     rate = self._weights.rate
     rate_text = 'that of the optimizer' if rate is None else f'{rate:g}'
@@ -663,9 +687,17 @@ class Server:
     self._add_time('send')
 
   def _record_fetch(self, session: _Session, snapshot: _Snapshot) -> None:
-    self._recorder.record_fetch(
-      session.learner, session.num_computed, snapshot.version, self.clock
-    )
+    time = self._get_time()
+    row = {
+      'worker': session.learner,
+      'step': session.num_computed,
+      'version': self.clock,
+      'read_version': snapshot.version,
+      'start_time': time,
+      'end_time': time,
+      'release_time': time,
+    }
+    self._recorder.write(_Kind.FETCH, row)
 
   # --- Answers.
 
@@ -752,15 +784,8 @@ class Server:
     is_usable = self._is_usable(session, message)
     if not is_usable and message.step >= (session.next_step if is_known else 0):
       is_old = message.incarnation < self.incarnation
-      self._recorder.record_unused(
-        learner=session.learner,
-        step=self._count_minibatches(session, message.step + 1),
-        fate=_Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE,
-        read_clock=message.version,
-        clock=self.clock,
-        loss=message.loss,
-        compute_time=message.seconds,
-      )
+      fate = _Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE
+      self._record_unused(session, message, fate)
     if session.state == _State.ABSENT:
       self._take_back(session, is_usable)
     else:
@@ -806,10 +831,9 @@ class Server:
     _log.info('Learner %d joined.', session.learner)
     self._apply_decision(
       self._protocol.on_join(session.learner),
-      functools.partial(
-        self._recorder.record_join, num_devices=session.num_devices
-      ),
       session,
+      _Kind.JOIN,
+      num_devices=session.num_devices,
     )
 
   def _rejoin(self, session: _Session) -> None:
@@ -823,8 +847,9 @@ class Server:
     """Does what the leave of a learner means for the others."""
     self._apply_decision(
       self._protocol.on_leave(session.learner),
-      functools.partial(self._recorder.record_leave, lost_clock=lost_version),
       session,
+      _Kind.LEAVE,
+      read_version=lost_version,
     )
 
   def _take_back(self, session: _Session, is_usable: bool) -> None:
@@ -881,8 +906,9 @@ class Server:
   def _apply_decision(
     self,
     decision: protocols.Decision,
-    record: Callable[..., None],
-    session: _sessions.LearnerSession,
+    session: _Session,
+    kind: traces.Kind,
+    **fields: int,
   ) -> None:
     """Does what the protocol decided when a learner joined or left.
 
@@ -891,8 +917,9 @@ class Server:
 
     Args:
       decision: Decision of the protocol.
-      record: Records, and flushes, the join or leave.
       session: Session of the learner.
+      kind: JOIN or LEAVE.
+      **fields: Fields of the record that only this kind has.
     """
     snapshot = None
     if decision.updates:
@@ -902,12 +929,26 @@ class Server:
       if self._crash:
         self._crash.maybe_crash('updated')
       snapshot = self._copy_weights()
-    step = self._count_minibatches(session, session.next_step)
-    record(session.learner, step, self.clock, updates=decision.updates)
+    self._record_presence(session, kind, updates=decision.updates, **fields)
     if snapshot is not None:
       self._publish(snapshot)
     self._release(decision.released)
     self._check_budget()
+
+  def _record_presence(
+    self, session: _Session, kind: traces.Kind, **fields: int
+  ) -> None:
+    """Records, and flushes, that a learner joined or left."""
+    time = self._get_time()
+    row = {
+      'worker': session.learner,
+      'step': self._count_minibatches(session, session.next_step),
+      'version': self.clock,
+      'start_time': time,
+      'end_time': time,
+      'release_time': time,
+    }
+    self._recorder.write(kind, row | fields)
 
   def _count_minibatches(
     self, session: _sessions.LearnerSession, num_pushes: int
@@ -964,12 +1005,7 @@ class Server:
     if self.end_reason is None or self._is_interrupted:
       self._leave(session, lost_version)
     else:
-      step = self._count_minibatches(session, session.next_step)
-      self._recorder.record_leave(
-        *(session.learner, step, self.clock),
-        updates=False,
-        lost_clock=lost_version,
-      )
+      self._record_presence(session, _Kind.LEAVE, read_version=lost_version)
 
   def _check_deadlines(self, time: float) -> None:
     """Gives up on learners that are late, and sends WAITs to the others."""
@@ -1026,13 +1062,13 @@ class Server:
   def _save(self) -> None:
     """Begins a checkpoint: state, protocol, sessions and their snapshots."""
     assert self._checkpoints is not None
-    weights, recorder = self._weights, self._recorder
+    weights = self._weights
     needed = {
       snapshot.key: snapshot
       for session in self._sessions
       for snapshot in session.leases.values()
     }
-    evaluated = self._evaluations.next
+    evaluated = self._metrics.next
     if evaluated is not None:
       needed[evaluated.key] = evaluated
     keys = list(needed)
@@ -1043,9 +1079,8 @@ class Server:
       'snapshots': [[*each.key, each.rate] for each in needed.values()],
       'snapshot_size': self.layout.size,
       'evaluation': -1 if evaluated is None else keys.index(evaluated.key),
-      'records': recorder.num_records,
-      'metrics': recorder.metrics_position,
-      'recorder': recorder.save(),
+      'records': self._recorder.num_records,
+      'metrics': self._metrics.save(),
       'time': self._get_time(),
       'counts': dict(self._desk.counts),
       'has_begun': self._has_begun,
@@ -1077,19 +1112,30 @@ class Server:
       )
     ]
     self._sessions.restore(position['sessions'], snapshots)
-    if position['evaluation'] >= 0:
-      evaluated = snapshots[position['evaluation']]
-      self._evaluations.next = self._store.lease(evaluated)
+    index = position['evaluation']
+    self._metrics.restore(
+      position['metrics'], None if index < 0 else snapshots[index]
+    )
     for snapshot in snapshots:  # The lease that `restore` gave to the caller.
       self._store.end_lease(snapshot)
     self._desk.counts.update(position['counts'])
     self._has_begun = position['has_begun']
-    recorder = self._recorder
-    recorder.restore(position['recorder'], self._weights.samples)
-    num_lost = recorder.num_records - position['records']
-    self.incarnation = recorder.find_last_incarnation() + 1
+    self._start_clock = self.clock
+    recorder, num_valid = self._recorder, position['records']
+    num_lost = recorder.num_records - num_valid
+    records = recorder.get_trace().records
+    self.incarnation = int(records['incarnation'].max(initial=0)) + 1
     recorder.incarnation = self.incarnation
-    recorder.record_restart(self.clock, position['records'])
+    recorder.write(
+      _Kind.RESTART,
+      {
+        'worker': 0,
+        'updates': False,
+        'version': self.clock,
+        'read_version': self.clock,
+        'stands': num_valid - 1,
+      },
+    )
     _log.warning(
       'Incarnation %d goes on from the checkpoint of clock %d; %d records that '
       'came after it are void.',
@@ -1121,9 +1167,12 @@ class Server:
 
   def _end(self, reason: str) -> None:
     """Ends the run for good."""
-    self._recorder.record_end(self.clock)
-    self._evaluations.write()
+    self._record_end()
+    self._metrics.add_row()
     self._announce_end(reason)
+
+  def _record_end(self) -> None:
+    self._recorder.write(_Kind.END, {'worker': 0, 'version': self.clock})
 
   def _announce_end(self, reason: str) -> None:
     """Takes no more gradients. Learners are told when they ask."""
@@ -1153,7 +1202,7 @@ class Server:
     self._save_now()
     # After the checkpoint: this record is void if the run is resumed.
     if self._is_interrupted:
-      self._recorder.record_end(self.clock)
+      self._record_end()
     self._recorder.close()
 
   def close(self) -> None:
