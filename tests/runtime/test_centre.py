@@ -20,9 +20,9 @@ def _open_centre(folder):
   files, events = centre._files, []
   write, publish = files.recorder.write, files.snapshots.publish
 
-  def note_write(kind, rows):
+  def note_write(kind, *rows):
     events.append(('write', kind, [row['version'] for row in rows]))
-    write(kind, rows)
+    write(kind, *rows)
 
   def note_publish(weights, version, step, mass):
     params, _ = weights

@@ -41,8 +41,8 @@ class Log:
     self._time += 1
     return self._time
 
-  def write(self, kind, rows):
-    self.events.append(('write', kind, rows))
+  def write(self, kind, *rows):
+    self.events.append(('write', kind, list(rows)))
     self.last_version = max(row['version'] for row in rows)
 
   # --- The host.
@@ -209,7 +209,7 @@ def test_only_the_next_gradient_is_taken_before_the_move(node):
 def test_what_could_not_be_written_is_not_shown(node, change):
   """As on a full disk: nobody may see what replay will never know of."""
 
-  def write(kind, rows):
+  def write(kind, *rows):
     raise OSError('No space left on device')
 
   node.log.write = write
