@@ -6,9 +6,10 @@ replay rely on: decide, update, record, publish, answer. Read it first; then the
 sections on answers, on learners that join or leave, on checkpoints, on the end.
 
 Its parts have state and contracts of their own: `Sessions` (what is known of
-each learner, and leases), `ServerWeights` (weights, optimizer state, clock),
-`SnapshotStore` (published weights), `Recorder` (the trace), `ServerMetrics`,
-`Checkpoints` and the `FrontDesk` (status, pulls, refusals).
+each learner, and leases), `Attendance` (which learners are to come, or late),
+`LearnerRecords` (what learners did), `ServerWeights` (weights, optimizer state,
+clock), `SnapshotStore` (published weights), `Recorder` (the trace),
+`ServerMetrics`, `Checkpoints` and the `FrontDesk` (status, pulls, refusals).
 """
 
 import collections
@@ -17,7 +18,7 @@ import json
 import logging
 import math
 import time as clocks
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,9 @@ from jasgd.runtime import _front_desk
 from jasgd.runtime import _recorder
 from jasgd.runtime import _settings
 from jasgd.runtime import _snapshots
+from jasgd.runtime.server import _attendance
 from jasgd.runtime.server import _metrics
+from jasgd.runtime.server import _records
 from jasgd.runtime.server import _sessions
 from jasgd.runtime.server import _weights
 from jasgd.runtime.wires import _messages
@@ -42,6 +45,7 @@ _Channel = _wire.Channel
 _Fate = protocols.Fate
 _Kind = traces.Kind
 _Message = _messages.Message
+_Push = _records.Push
 _MessageError = _messages.MessageError
 _Session = _sessions.LearnerSession
 _Snapshot = _snapshots.Snapshot
@@ -50,31 +54,10 @@ _Verb = _messages.Verb
 
 # Seconds between two looks at deadlines and checkpoints.
 _TICK = 0.1
-# WAITs that a waiting learner gets within the deadline for a sign of life.
-_NUM_WAITS = 4
 # Numbers of gradients that one call may apply: each is a compiled program.
 _GROUP_SIZES = (16, 8, 4, 2)
 # Purposes that the owner's time is counted for.
 _PURPOSES = ('wait', 'decide', 'update', 'record', 'publish', 'send', 'save')
-
-
-class _Push(NamedTuple):
-  """A gradient that the protocol has decided on."""
-
-  session: _Session
-  message: _Message
-  stale: _Snapshot  # The weights that it was computed on.
-  decision: protocols.Decision
-  clock: int  # Just before the update that consumes it.
-  num_present: int
-  arrive_time: float
-  start_time: float
-
-  @property
-  def fate(self) -> _Fate:
-    """Fate of the gradient."""
-    assert self.decision.fate is not None  # Each push has one.
-    return self.decision.fate
 
 
 class Server:
@@ -128,13 +111,9 @@ class Server:
     self._time_mark = clocks.perf_counter()
     self._store = _snapshots.SnapshotStore(self.layout, is_shared=is_shared)
     self._sessions = _sessions.Sessions(self._store)
+    self._attendance = _attendance.Attendance(settings, self._sessions)
     # Events that `_decide_pushes` took out of the inbox, for the next step.
     self._backlog: collections.deque[_wire.Event] = collections.deque()
-    # At first learners wait until all have joined.
-    self._has_begun = False
-    self._num_joins = 0
-    self._joined_pids: set[int] = set()
-    self._dead_pids: set[int] = set()  # Processes that died before they joined.
     self._num_not_finite = 0  # In a row.
     self._last_pid = 0  # Process of the learner whose message is handled.
     self._checked_at = 0.0
@@ -161,6 +140,9 @@ class Server:
       self._get_time,
       self._sessions.count_connected,
     )
+    self._records = _records.LearnerRecords(
+      settings, self._recorder, self._metrics, self._get_time
+    )
     self._desk = self._make_desk()
     if workdir is not None:
       self._checkpoints = _checkpoints.Checkpoints(
@@ -184,7 +166,7 @@ class Server:
     sizes = [size for size in _GROUP_SIZES if size <= self._settings.max_group]
     self._weights.warm_up(sizes)
     # After compiling, which is no part of any deadline.
-    self._opened_at = self._waits_sent_at = self._warned_at = self._get_time()
+    self._attendance.open(self._get_time())
     self._publish(self._copy_weights())
     if found is None:
       self._save_now()  # So that there is always a checkpoint to return to.
@@ -286,7 +268,7 @@ class Server:
         for session in self._sessions
       },
       'num_alive': self._sessions.count_connected(),
-      'waits': self._describe_waits(),
+      'waits': self._attendance.describe_waits(self._get_time()),
       'counts': dict(self._desk.counts),
       'fates': {
         _Fate(fate).name.lower(): count
@@ -300,17 +282,6 @@ class Server:
       'is_failed': self._is_failed,
       'is_diverged': self._is_diverged,
     }
-
-  def _describe_waits(self) -> str:
-    """Which learners wait for which, in words; '' if none waits."""
-    if self._has_begun:
-      return self._sessions.describe_waits(self._get_time())
-    expected = self._settings.num_learners
-    missing = expected - self._sessions.count_connected()
-    return (
-      f'Learners {self._sessions.name_waiting() or "-"} wait for {missing} '
-      f'more of {expected} learners to join'
-    )
 
   def _get_time(self) -> float:
     """Seconds since the run began; a resumed run goes on counting."""
@@ -525,8 +496,7 @@ class Server:
     """Records gradients, in the order in which they were decided on."""
     time = self._get_time()
     for push, call in zip(pushes, calls, strict=True):
-      session, message = push.session, push.message
-      digest = 0
+      session, digest = push.session, 0
       # Only the last of several updates in a call has a snapshot.
       if (
         snapshot is not None
@@ -534,25 +504,8 @@ class Server:
         and push.clock + 1 == snapshot.version
       ):
         digest = self.layout.digest(snapshot.buffer.array)
-      is_released = session.learner in push.decision.released
       session.count_pushed_steps(self._protocol.steps_per_push)
-      self._metrics.count(push.fate, push.clock - message.version, message.loss)
-      self._recorder.append(
-        _Kind.PUSH,
-        worker=session.learner,
-        step=self._count_minibatches(session, message.step + 1),
-        fate=push.fate,
-        updates=push.decision.updates,
-        read_version=message.version,
-        version=push.clock + push.decision.updates,
-        samples=self._settings.samples_per_push,
-        group=call,
-        digest=digest,
-        start_time=push.start_time,
-        compute_time=message.seconds,
-        end_time=push.arrive_time,
-        release_time=time if is_released else math.nan,
-      )
+      self._records.record_push(push, call=call, digest=digest, time=time)
       session.num_applied += push.fate == _Fate.APPLIED
 
   def _copy_weights(self) -> _Snapshot:
@@ -591,10 +544,11 @@ class Server:
     session.fate = int(_Fate.NOT_FINITE)
     session.keeps_weights = False
     self._num_not_finite += 1
-    self._record_unused(
+    self._records.record_unused(
       session,
       message,
       _Fate.NOT_FINITE,
+      self.clock,
       start_time=session.start_time,
       is_released=True,
     )
@@ -615,31 +569,6 @@ class Server:
       self._rejoin(session)
     else:
       self._answer(session)
-
-  def _record_unused(
-    self,
-    session: _Session,
-    message: _Message,
-    fate: _Fate,
-    *,
-    start_time: float = math.nan,
-    is_released: bool = False,
-  ) -> None:
-    """Records a gradient that was lost or not finite."""
-    time = self._get_time()
-    self._metrics.count(fate, 0, message.loss)
-    row = {
-      'worker': session.learner,
-      'step': self._count_minibatches(session, message.step + 1),
-      'fate': fate,
-      'version': self.clock,
-      'read_version': message.version,
-      'start_time': start_time,
-      'compute_time': message.seconds,
-      'end_time': time,
-      'release_time': time if is_released else math.nan,
-    }
-    self._recorder.write(_Kind.PUSH, row)
 
   def _explain_divergence(self) -> str:
     """Why the run ends whose gradients are not finite, and what to try."""
@@ -679,25 +608,12 @@ class Server:
     self._sessions.add_lease(session, snapshot)
     if settings.has_fetches:
       self._sessions.keep_last_lease(session)
-      self._record_fetch(session, snapshot)
+      self._records.record_fetch(session, snapshot.version, self.clock)
     channel.send(
       snapshot.make_message(worker=session.learner, step=session.next_step),
       snapshot.buffer,
     )
     self._add_time('send')
-
-  def _record_fetch(self, session: _Session, snapshot: _Snapshot) -> None:
-    time = self._get_time()
-    row = {
-      'worker': session.learner,
-      'step': session.num_computed,
-      'version': self.clock,
-      'read_version': snapshot.version,
-      'start_time': time,
-      'end_time': time,
-      'release_time': time,
-    }
-    self._recorder.write(_Kind.FETCH, row)
 
   # --- Answers.
 
@@ -708,7 +624,7 @@ class Server:
 
   def _release(self, learners: Iterable[int]) -> None:
     """Answers learners that the protocol lets go on, once the run has begun."""
-    if not self._has_begun:
+    if not self._attendance.has_begun:
       return
     for learner in learners:
       session = self._sessions[learner]
@@ -727,7 +643,8 @@ class Server:
       self._sessions.add_lease(session, self._store.newest)
     self._sessions.keep_last_lease(session)
     if self._settings.has_fetches and not session.keeps_weights:
-      self._record_fetch(session, self._store.newest)
+      version = self._store.newest.version
+      self._records.record_fetch(session, version, self.clock)
     self._send_answer(session)
 
   def _send_answer(self, session: _Session) -> None:
@@ -776,7 +693,7 @@ class Server:
       if self.end_reason is not None:
         return
     channel.pid = channel.pid or hello.pid
-    self._joined_pids.add(hello.pid)
+    self._attendance.add_pid(hello.pid)
     self._last_pid = channel.pid
     self._sessions.attach(session, channel, hello.instance)
     session.welcome = json.dumps(self._describe_run(session))
@@ -785,7 +702,7 @@ class Server:
     if not is_usable and message.step >= (session.next_step if is_known else 0):
       is_old = message.incarnation < self.incarnation
       fate = _Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE
-      self._record_unused(session, message, fate)
+      self._records.record_unused(session, message, fate, self.clock)
     if session.state == _State.ABSENT:
       self._take_back(session, is_usable)
     else:
@@ -823,7 +740,7 @@ class Server:
 
   def _join(self, session: _Session) -> None:
     """Lets a learner join: it starts from the newest weights."""
-    self._num_joins += 1
+    self._attendance.add_join()
     session.state = _State.WAITING
     session.keeps_weights = False
     session.num_gathered = 0
@@ -879,14 +796,12 @@ class Server:
 
   def _begin_if_complete(self) -> None:
     """Begins once all expected learners have joined, or are dead."""
-    num_known = self._num_joins + len(self._dead_pids - self._joined_pids)
-    is_complete = num_known >= self._settings.num_learners
-    if is_complete and self._sessions.count_connected() and not self._has_begun:
+    if self._attendance.can_begin:
       self._begin()
 
   def _begin(self) -> None:
     """Answers all learners that have joined."""
-    self._has_begun = True
+    self._attendance.has_begun = True
     self._release(sorted(self._protocol.inside))
 
   def _note_death(self, channel: _Channel, message: _Message) -> None:
@@ -898,7 +813,7 @@ class Server:
       raise _MessageError(
         'pid', f'The text of a LOST must be a pid, got {message.text[:20]!r}.'
       )
-    self._dead_pids.add(int(message.text))
+    self._attendance.add_death(int(message.text))
     if self.end_reason is None:
       self._begin_if_complete()
     channel.send(_Message(_Verb.ANSWER))
@@ -929,34 +844,13 @@ class Server:
       if self._crash:
         self._crash.maybe_crash('updated')
       snapshot = self._copy_weights()
-    self._record_presence(session, kind, updates=decision.updates, **fields)
+    self._records.record_presence(
+      session, kind, self.clock, updates=decision.updates, **fields
+    )
     if snapshot is not None:
       self._publish(snapshot)
     self._release(decision.released)
     self._check_budget()
-
-  def _record_presence(
-    self, session: _Session, kind: traces.Kind, **fields: int
-  ) -> None:
-    """Records, and flushes, that a learner joined or left."""
-    time = self._get_time()
-    row = {
-      'worker': session.learner,
-      'step': self._count_minibatches(session, session.next_step),
-      'version': self.clock,
-      'start_time': time,
-      'end_time': time,
-      'release_time': time,
-    }
-    self._recorder.write(kind, row | fields)
-
-  def _count_minibatches(
-    self, session: _sessions.LearnerSession, num_pushes: int
-  ) -> int:
-    """Minibatches that a learner has computed, for its records."""
-    if self._settings.has_fetches:
-      return session.num_computed
-    return num_pushes * self._protocol.steps_per_push
 
   # --- Learners leave, or are lost.
 
@@ -1005,57 +899,23 @@ class Server:
     if self.end_reason is None or self._is_interrupted:
       self._leave(session, lost_version)
     else:
-      self._record_presence(session, _Kind.LEAVE, read_version=lost_version)
+      self._records.record_presence(
+        session, _Kind.LEAVE, self.clock, read_version=lost_version
+      )
 
   def _check_deadlines(self, time: float) -> None:
     """Gives up on learners that are late, and sends WAITs to the others."""
     if self.end_reason is not None:
       return
-    deadlines, sessions = self._settings.deadlines, self._sessions
-    since_open = time - self._opened_at
-    is_late = not self._has_begun and since_open > deadlines.start
-    if is_late and sessions.count_connected():
-      _log.warning('Not all learners joined: %s.', self._describe_waits())
+    attendance = self._attendance
+    if attendance.must_begin(time):
       self._begin()
-    if since_open > deadlines.rejoin:
-      for session in sessions.list_in(_State.ABSENT):
-        self._lose(session, 'it did not come back after the restart')
-    if self._has_begun and self._protocol.holds_learners:
-      self._lose_late(time)
-    if time - self._waits_sent_at > deadlines.silence / _NUM_WAITS:
-      self._waits_sent_at = time
-      self._send_waits()
-    is_alone = not sessions.count_connected()
-    if is_alone and time - self._warned_at > deadlines.start:
-      self._warned_at = time
-      _log.warning(
-        'There is no learner; the server waits at clock %d.', self.clock
-      )
-
-  def _lose_late(self, time: float) -> None:
-    """Gives up on learners that others have waited for too long."""
-    deadlines = self._settings.deadlines
-    deadline = self._sessions.find_step_deadline(deadlines)
-    for session in self._sessions.list_in(_State.COMPUTING):
-      if not self._sessions.list_in(_State.WAITING):
-        return  # No learner waits, or the last loss has released it.
-      late = time - session.start_time
-      limit = deadline
-      if not session.is_warm:  # It may be compiling.
-        limit = max(deadline, deadlines.first_step)
-      if late > limit:
-        self._lose(session, f'no gradient came within {limit:.3g} s')
-      elif late > limit / 2 and time - self._warned_at > limit / 2:
-        self._warned_at = time
-        _log.warning('%s.', self._describe_waits())
-
-  def _send_waits(self) -> None:
-    """Tells waiting learners that the server lives, and whom it waits for."""
-    reason = ''
-    for session in self._sessions.list_in(_State.WAITING):
-      if session.channel is not None:
-        reason = reason or self._describe_waits()
-        session.channel.send(_Message(_Verb.WAIT, text=reason))
+    for session in attendance.list_not_returned(time):
+      self._lose(session, 'it did not come back after the restart')
+    for session, limit in attendance.iterate_late(time):
+      self._lose(session, f'no gradient came within {limit:.3g} s')
+    attendance.send_waits_if_due(time)
+    attendance.warn_if_alone(time, self.clock)
 
   # --- Checkpoints.
 
@@ -1083,7 +943,7 @@ class Server:
       'metrics': self._metrics.save(),
       'time': self._get_time(),
       'counts': dict(self._desk.counts),
-      'has_begun': self._has_begun,
+      'has_begun': self._attendance.has_begun,
       'end_reason': None if self._is_interrupted else self.end_reason,
       'is_failed': self._is_failed,
       'is_diverged': self._is_diverged,
@@ -1119,7 +979,7 @@ class Server:
     for snapshot in snapshots:  # The lease that `restore` gave to the caller.
       self._store.end_lease(snapshot)
     self._desk.counts.update(position['counts'])
-    self._has_begun = position['has_begun']
+    self._attendance.has_begun = position['has_begun']
     self._start_clock = self.clock
     recorder, num_valid = self._recorder, position['records']
     num_lost = recorder.num_records - num_valid
