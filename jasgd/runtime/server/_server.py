@@ -54,8 +54,6 @@ _Verb = _messages.Verb
 
 # Seconds between two looks at deadlines and checkpoints.
 _TICK = 0.1
-# Numbers of gradients that one call may apply: each is a compiled program.
-_GROUP_SIZES = (16, 8, 4, 2)
 # Purposes that the owner's time is counted for.
 _PURPOSES = ('wait', 'decide', 'update', 'record', 'publish', 'send', 'save')
 
@@ -163,8 +161,7 @@ class Server:
       self._protocol.start(self._settings.num_learners)
     else:
       self._resume(*found)
-    sizes = [size for size in _GROUP_SIZES if size <= self._settings.max_group]
-    self._weights.warm_up(sizes)
+    self._weights.warm_up()
     # After compiling, which is no part of any deadline.
     self._attendance.open(self._get_time())
     self._publish(self._copy_weights())
@@ -372,18 +369,11 @@ class Server:
     """
     first = self._decide(channel, message)
     pushes = [] if first is None else [first]
-    settings = self._settings
-    if settings.max_group == 1 or not self._protocol.updates_each:
+    if self._settings.max_group == 1 or not self._protocol.updates_each:
       return pushes
     # No more than the budget allows: these gradients are decided on before
     # the clock advances.
-    left = settings.max_samples - self._weights.samples
-    room = min(
-      settings.max_group,
-      max(1, int(min(left, 1e9)) // settings.samples_per_push),
-    )
-    if settings.num_updates:
-      room = min(room, settings.num_updates - self.clock)
+    room = self._weights.count_affordable()
     while len(pushes) < room:
       event = self._take_event(0)
       if event is None:
@@ -455,8 +445,7 @@ class Server:
 
   def _apply(self, pushes: list[_Push]) -> list[int]:
     """Applies gradients; gives for each the number of its shared call, or 0."""
-    weights = self._weights
-    rows = collections.deque(
+    rows = [
       _weights.Gradient(
         self.layout.view(push.message.payload),
         push.stale,
@@ -466,19 +455,9 @@ class Server:
       )
       for push in pushes
       if push.fate == _Fate.APPLIED and push.message.payload is not None
-    )
-    calls: list[int] = []
-    while rows:
-      size = next((size for size in _GROUP_SIZES if size <= len(rows)), 1)
-      if size == 1:
-        calls.append(0)
-        weights.apply(rows.popleft())
-      else:  # A shared call has the number of its first update.
-        calls += [weights.clock + 1] * size
-        weights.apply_many([rows.popleft() for _ in range(size)])
+    ]
+    calls = self._weights.apply_all(rows)
     if calls:
-      # From now on learners may write into the gradients' memory again.
-      weights.wait()
       self._add_time('update')
       if self._crash:
         self._crash.maybe_crash('accumulated')
@@ -649,18 +628,7 @@ class Server:
 
   def _send_answer(self, session: _Session) -> None:
     """Sends a learner's last answer, for the first time or again."""
-    learner, step, fate = session.learner, session.next_step, session.fate
-    text, session.welcome = session.welcome, ''
-    if session.channel is not None and session.keeps_weights:
-      session.channel.send(
-        _Message(_Verb.ANSWER, fate, worker=learner, step=step, text=text)
-      )
-    elif session.channel is not None:
-      snapshot = next(iter(session.leases.values()))
-      message = snapshot.make_message(
-        worker=learner, step=step, fate=fate, text=text
-      )
-      session.channel.send(message, snapshot.buffer)
+    session.send_answer()
     self._add_time('send')
 
   # --- Learners join and come back.
@@ -1008,13 +976,9 @@ class Server:
 
   def _check_budget(self) -> None:
     """Ends the run once it has made its updates or epochs."""
-    settings, weights = self._settings, self._weights
-    if self.end_reason is not None or weights.group_size:
-      return
-    if settings.num_updates and weights.clock >= settings.num_updates:
-      self._end(f'All {settings.num_updates} updates were made.')
-    elif weights.samples >= settings.max_samples:
-      self._end(f'All {settings.num_epochs:g} epochs were made.')
+    reason = self._weights.find_end()
+    if self.end_reason is None and reason is not None:
+      self._end(reason)
 
   def stop(self, reason: str) -> None:
     """Interrupts the run, in the owner's thread. It can be resumed."""
