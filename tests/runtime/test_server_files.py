@@ -1,4 +1,4 @@
-"""What the server leaves, and how it goes on from that."""
+"""Files of a server, and how a server resumes from them."""
 
 import json
 
