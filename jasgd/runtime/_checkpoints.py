@@ -5,7 +5,7 @@ import errno
 import logging
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 
 from jasgd import workdir as workdirs
 from jasgd.runtime import _crash
+from jasgd.runtime import _recorder
 from jasgd.runtime import _snapshots
 
 _log = logging.getLogger(__name__)
@@ -21,16 +22,6 @@ _log = logging.getLogger(__name__)
 # descriptors, and the seconds between two tries.
 _MAX_RETRIES = 60
 _RETRY_PAUSE = 1.0
-
-
-class Recorder(Protocol):
-  """Recorder of a trace."""
-
-  def flush(self) -> None:
-    """Hands records to the operating system."""
-
-  def sync(self) -> None:
-    """Waits until flushed records are on disk."""
 
 
 class Checkpoints:
@@ -53,7 +44,7 @@ class Checkpoints:
   def __init__(
     self,
     workdir: workdirs.Workdir,
-    recorder: Recorder,
+    recorder: _recorder.Recorder,
     seconds: float,
     *,
     store: _snapshots.SnapshotStore | None = None,

@@ -219,9 +219,9 @@ def join_nodes(
     runtime.Peer(
       settings,
       workdir,
-      node,
       runtime.Registry(workdir, wire=wire),
       runtime.BindAddress(wires=(wire,)),
+      node=node,
       linger=0.0,
     ).run()
     source = np.ones(size // 4, np.float32)

@@ -1,4 +1,4 @@
-"""Metrics of real nodes, and the view that a supervisor has of them."""
+"""Metrics of real runs, and the views that a supervisor has of them."""
 
 import dataclasses
 import io
@@ -13,6 +13,7 @@ import pytest
 
 from jasgd import experiment
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import runtime
 from jasgd import simulation
 from jasgd import tasks
@@ -26,6 +27,7 @@ from jasgd.experiment.running import views
 from jasgd.gossip import topologies
 from tests.experiment import cases
 from tests.experiment import test_real_nodes as nodes
+from tests.runtime import scripted
 
 CENTRE = recipes.SERVER
 STATUS = {'loss': None, 'mass': 0.0, 'origin': 0.0}
@@ -267,6 +269,76 @@ def test_a_watch_stops_the_centre_when_no_node_answers(
   events.clear()
   view.finish((), is_owner=True)
   assert events == stops[:3]
+
+
+# --- The metrics of a server.
+
+
+class Wire:
+  """A connection to a server that handles each request at once."""
+
+  def __init__(self, bench):
+    self._client = bench.connect()
+
+  def request(self, message, deadline):
+    del deadline
+    return self._client.send(message)[-1]
+
+  def close(self):
+    self._client.hang_up()
+
+
+def test_metrics_of_a_server_that_is_killed_and_resumed(tmp_path):
+  """One row per clock, in order; rows of lost updates are written anew."""
+  folder, seen = workdirs.Workdir(tmp_path), []
+  bench = scripted.Bench(
+    protocols.asynchronous(), workdir=folder, num_learners=1, num_updates=10,
+    eval_every=2, checkpoint_seconds=1.0,
+  )  # fmt: skip
+  recipe = types.SimpleNamespace(
+    task=bench.task, make_layout=lambda: bench.server.layout
+  )
+  view = views.ServerView(
+    recipe,
+    folder,
+    lambda size: Wire(bench),
+    on_metrics=lambda clock, metrics: seen.append(clock),
+  )
+  (client,) = scripted.join(bench, 1)
+
+  def push_and_look(num_pushes):
+    for _ in range(num_pushes):
+      client.push()
+    view.ask(CENTRE)
+    assert view.is_evaluation_due()
+    view.evaluate(())
+
+  push_and_look(3)
+  bench.tick(2.0)  # Saves a checkpoint at clock 3.
+  push_and_look(5)  # Only the weights of clock 8 are still there.
+  assert seen == [2, 4, 6, 8]
+  view.ask(CENTRE)
+  assert not view.is_evaluation_due()
+  view.forget(CENTRE)
+  bench.crash()
+  bench.open(protocols.asynchronous())
+  (client,) = scripted.join(bench, 1)
+  view.ask(CENTRE)
+  assert workdirs.read_metrics(folder)['clock'].tolist() == [2]
+  push_and_look(1)
+  while bench.server.end_reason is None:
+    client.push()
+  view.ask(CENTRE)
+  view.evaluate((), is_last=True)
+  view.close()
+  rows = workdirs.read_metrics(folder)
+  assert rows['clock'].tolist() == [2, 4, 6, 8, 10]
+  assert len(folder.metrics.read_text().splitlines()) == 5
+  is_evaluated = np.isfinite(rows['test/loss'])
+  assert is_evaluated.tolist() == [True, True, False, False, True]
+  assert view.metrics['test/loss'] == rows['test/loss'][-1]
+  assert np.all(np.isfinite(rows['train/loss']))
+  bench.close()
 
 
 # --- The end of a run of nodes.

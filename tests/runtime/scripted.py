@@ -1,4 +1,4 @@
-"""A server that a test drives, step by step, and clients that say anything."""
+"""A server that a test drives step by step, and clients for any message."""
 
 import json
 import queue
@@ -32,31 +32,31 @@ class Bench:
     )
 
   def step(self):
-    """Handles all that is there, and looks at the time."""
+    """Handles all requests in the inbox, and checks deadlines."""
     while self.server.step(0):
       pass
 
   def tick(self, seconds):
-    """Lets time pass."""
+    """Moves the clock forward, then handles requests and deadlines."""
     self.time += seconds
     self.step()
 
   def connect(self):
-    """A client that has said nothing yet."""
+    """A client that is connected and has sent no message."""
     return Client(self)
 
   def join(self, **said):
-    """A client that has said HELLO."""
+    """A client that has sent a HELLO."""
     client = Client(self)
     client.hello(**said)
     return client
 
   def check_leases(self):
-    """Every buffer is free, or on lease by somebody known."""
+    """Checks that every buffer is free, or leased by a known holder."""
     server = self.server
     holders = [server._store.newest, *server._desk.list_leased()]
-    if server._evaluations.next is not None:
-      holders.append(server._evaluations.next)
+    if server._metrics.next is not None:
+      holders.append(server._metrics.next)
     for session in server._sessions:
       holders += session.leases.values()
     if server._checkpoints is not None:
@@ -71,7 +71,7 @@ class Bench:
     assert len(held) + len(free) == len(server._store)
 
   def crash(self):
-    """The server is gone, and has saved nothing more."""
+    """Ends the server without a checkpoint."""
     self.listener.close()
     self.server.close()
 
@@ -79,7 +79,7 @@ class Bench:
 
 
 class Client:
-  """Somebody at the other end of a channel, who waits for nothing."""
+  """A client that never blocks: it reads the answers that are there."""
 
   def __init__(self, bench):
     self.bench = bench
@@ -98,7 +98,7 @@ class Client:
     self.last = None
 
   def reconnect(self):
-    """Comes by another channel, to whatever server there is now."""
+    """Opens a new channel to the present server."""
     self.connection = self.bench.listener.connect()
     self.channel = self.connection._channel
 
@@ -109,7 +109,7 @@ class Client:
       self.bench.step()
 
   def hear(self):
-    """All answers so far; WAITs are put aside."""
+    """All unread answers; texts of WAITs go to `waits`."""
     answers = []
     while True:
       try:
@@ -137,7 +137,7 @@ class Client:
     return answers[0]
 
   def hello(self, held=None, worker=None, **said):
-    """Comes; `held` is a gradient that was not answered."""
+    """Sends a HELLO; `held` is the push that was not answered."""
     said = {
       'fingerprint': self.bench.server.fingerprint,
       'instance': self.instance,
@@ -155,7 +155,7 @@ class Client:
     return self.hear()
 
   def make_push(self, **fields):
-    """The gradient at the weights that it has, as a message."""
+    """The gradient at its last weights, as a message."""
     weights = self.weights
     num_steps = self.bench.settings.protocol.steps_per_push
     self.computing.learner = self.learner
@@ -186,19 +186,19 @@ class Client:
     return self.hear()
 
   def push(self, is_handled=True, **fields):
-    """Computes a gradient, sends it, and hears what is there."""
+    """Computes a gradient and sends it; returns the unread answers."""
     message = self.make_push(**fields)
     self.weights = None
     return self.send(message, is_handled)
 
   def hang_up(self):
-    """Is gone, without a word."""
+    """Disconnects without a LEAVE."""
     self.connection.close()
     self.bench.step()
 
 
 def join(bench, count):
-  """Clients that were given the first weights."""
+  """Clients that have joined and received the first weights."""
   clients = [bench.join() for _ in range(count)]
   for client in clients:
     client.hear()
@@ -206,7 +206,7 @@ def join(bench, count):
 
 
 def get_counts(bench):
-  """Messages, by what became of them."""
+  """Numbers of accepted messages, and of refused ones by reason."""
   return bench.server.describe()['counts']
 
 

@@ -1,6 +1,7 @@
 """Where a server is, and who may know its token."""
 
 from concurrent import futures
+import contextlib
 import os
 import socket
 import stat
@@ -9,15 +10,17 @@ import pytest
 
 from jasgd import workdir
 from jasgd.runtime import wires
-from jasgd.runtime.wires import _addresses
 
 
-def test_a_wildcard_is_no_address_for_others():
-  name = socket.gethostname()
-  make = _addresses._make_reachable
-  assert make('grpc+tcp://0.0.0.0:5') == f'grpc+tcp://{name}:5'
-  assert make('grpc+tls://[::]:5') == f'grpc+tls://{name}:5'
-  assert make('grpc+tcp://127.0.0.1:5') == 'grpc+tcp://127.0.0.1:5'
+def test_a_wildcard_is_no_address_for_others(tmp_path):
+  folder, inbox = workdir.Workdir(tmp_path), wires.Inbox()
+  hosts = {'0.0.0.0': socket.gethostname(), '127.0.0.1': '127.0.0.1'}
+  for host, reachable in hosts.items():
+    with contextlib.ExitStack() as stack:
+      bind = wires.BindAddress(wires=('flight',), host=host)
+      found = wires.listen(inbox, 8, folder, bind, stack)['flight']
+      assert found.startswith(f'grpc+tcp://{reachable}:')
+  inbox.close()
 
 
 def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
@@ -59,25 +62,27 @@ def test_a_token_that_others_can_read_is_refused(tmp_path):
 
 
 def test_the_wire_is_chosen_by_where_the_server_is(tmp_path):
+  """No server listens: the error names the address that was tried."""
   folder = workdir.Workdir(tmp_path)
-  both = {'memory': 'memory:@a', 'flight': 'grpc+tcp://127.0.0.1:1'}
-  find = _addresses._find_addresses
-  with pytest.raises(wires.WireError, match='no server'):
-    find(folder, 'auto')
+  both = {'memory': 'memory:@nobody', 'flight': 'grpc+tcp://127.0.0.1:1'}
+
+  def check(wire, message):
+    connect = wires.make_connect(folder, wire=wire, deadline=0.1)
+    with pytest.raises(wires.WireError, match=message):
+      connect(8)
+
+  check('auto', 'no server')
   wires.write_address(folder, both)
-  assert set(find(folder, 'auto')) == {'memory', 'flight'}
-  assert set(find(folder, 'memory')) == {'memory'}
-  assert set(find(folder, 'flight')) == {'flight'}
+  check('auto', 'memory:@nobody')
+  check('memory', 'memory:@nobody')
+  check('flight', 'grpc')
   workdir.write_json(folder.server, {'addresses': both, 'host': 'another'})
-  assert set(find(folder, 'auto')) == {'flight'}
-  with pytest.raises(wires.WireError, match='another host'):
-    find(folder, 'memory')
-  wires.write_address(folder, {'flight': 'grpc+tcp://127.0.0.1:1'})
-  with pytest.raises(wires.WireError, match="no wire 'memory'"):
-    find(folder, 'memory')
+  check('auto', 'grpc')
+  check('memory', 'another host')
+  wires.write_address(folder, {'flight': both['flight']})
+  check('memory', "no wire 'memory'")
   folder.server.write_text('{"addresses": ')
-  with pytest.raises(wires.WireError, match='no server'):
-    find(folder, 'auto')
+  check('auto', 'no server')
 
 
 @pytest.mark.parametrize(

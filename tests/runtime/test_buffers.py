@@ -2,12 +2,13 @@
 
 import fcntl
 import gc
+import mmap
 import os
 
 import numpy as np
 import pytest
 
-from jasgd.runtime.wires import _buffers
+from jasgd.runtime import wires
 
 SIZES = [1, 63, 64, 4096, 240_001]
 every_size = pytest.mark.parametrize('size', SIZES)
@@ -21,11 +22,11 @@ def _count_fds():
 @every_size
 @pytest.mark.parametrize('is_shared', [False, True])
 def test_a_buffer_is_aligned_and_writable(size, is_shared):
-  buffer = _buffers.Buffer(3, size, is_shared=is_shared)
+  buffer = wires.Buffer(3, size, is_shared=is_shared)
   assert buffer.index == 3
   assert buffer.array.shape == (size,)
   assert buffer.array.dtype == np.uint8
-  assert buffer.array.ctypes.data % _buffers.ALIGNMENT == 0
+  assert buffer.array.ctypes.data % wires.ALIGNMENT == 0
   buffer.array[:] = 7
   assert (buffer.array == 7).all()
   assert (buffer.fd >= 0) == is_shared
@@ -36,16 +37,16 @@ def test_a_buffer_is_aligned_and_writable(size, is_shared):
 
 
 def test_unshared_buffers_are_aligned_wherever_they_come_to_lie():
-  arrays = [_buffers.make_aligned(size) for size in range(1, 300)]
-  assert all(array.ctypes.data % _buffers.ALIGNMENT == 0 for array in arrays)
+  arrays = [wires.make_aligned(size) for size in range(1, 300)]
+  assert all(array.ctypes.data % wires.ALIGNMENT == 0 for array in arrays)
   assert [array.nbytes for array in arrays] == list(range(1, 300))
 
 
 @every_size
 @pytest.mark.parametrize('is_sealed', [False, True])
 def test_both_sides_see_the_same_bytes(size, is_sealed):
-  fd, array = _buffers.make_shared(size, is_sealed=is_sealed)
-  other = _buffers.map_shared(fd, size, is_writable=not is_sealed)
+  fd, array = wires.make_shared(size, is_sealed=is_sealed)
+  other = wires.map_shared(fd, size, is_writable=not is_sealed)
   os.close(fd)
   array[:] = np.arange(size) % 251
   np.testing.assert_array_equal(other, np.arange(size) % 251)
@@ -56,16 +57,16 @@ def test_both_sides_see_the_same_bytes(size, is_sealed):
 
 
 def test_who_gets_a_sealed_one_can_not_write():
-  fd, array = _buffers.make_shared(8192, is_sealed=True)
+  fd, array = wires.make_shared(8192, is_sealed=True)
   again = os.open(f'/proc/self/fd/{fd}', os.O_RDWR)
   for descriptor in (fd, again):
     with pytest.raises(PermissionError):
-      _buffers.map_shared(descriptor, 8192, is_writable=True)
+      wires.map_shared(descriptor, 8192, is_writable=True)
     with pytest.raises(PermissionError):
       os.pwrite(descriptor, b'harm', 0)
   os.close(again)
   array[:] = 8  # Who made it can.
-  readable = _buffers.map_shared(fd, 8192, is_writable=False)
+  readable = wires.map_shared(fd, 8192, is_writable=False)
   assert (readable == 8).all()
   with pytest.raises(ValueError, match='read-only'):
     readable[0] = 1
@@ -76,7 +77,7 @@ def test_who_gets_a_sealed_one_can_not_write():
 
 @pytest.mark.parametrize('is_sealed', [False, True])
 def test_nobody_can_change_the_size(is_sealed):
-  fd, array = _buffers.make_shared(8192, is_sealed=is_sealed)
+  fd, array = wires.make_shared(8192, is_sealed=is_sealed)
   for size in (0, 4096, 16384):
     with pytest.raises(PermissionError):
       os.ftruncate(fd, size)
@@ -85,15 +86,15 @@ def test_nobody_can_change_the_size(is_sealed):
 
 
 def test_more_than_there_is_can_not_be_mapped():
-  fd, _ = _buffers.make_shared(4096, is_sealed=True)
+  fd, _ = wires.make_shared(4096, is_sealed=True)
   with pytest.raises(ValueError, match='length'):
-    _buffers.map_shared(fd, 4097, is_writable=False)
+    wires.map_shared(fd, 4097, is_writable=False)
   os.close(fd)
 
 
 def test_shared_memory_has_no_name_and_is_not_inherited():
   before = set(os.listdir('/dev/shm'))
-  fd, array = _buffers.make_shared(4096, is_sealed=False)
+  fd, array = wires.make_shared(4096, is_sealed=False)
   array[:] = 1
   assert set(os.listdir('/dev/shm')) == before
   assert 'memfd:' in os.readlink(f'/proc/self/fd/{fd}')
@@ -106,16 +107,16 @@ def test_a_buffer_that_can_not_be_made_leaves_nothing(monkeypatch):
     raise OSError('no more')
 
   before = _count_fds()
-  monkeypatch.setattr(_buffers, 'map_shared', fail)
+  monkeypatch.setattr(mmap, 'mmap', fail)
   with pytest.raises(OSError, match='no more'):
-    _buffers.make_shared(4096, is_sealed=True)
+    wires.make_shared(4096, is_sealed=True)
   assert _count_fds() == before
 
 
 @pytest.mark.parametrize('is_shared', [False, True])
 def test_pool_keeps_and_reuses(is_shared):
   before = _count_fds()
-  pool = _buffers.BufferPool(100, is_shared=is_shared)
+  pool = wires.BufferPool(100, is_shared=is_shared)
   assert len(pool) == 0
   first, second = pool.take(), pool.take()
   assert (first.index, second.index) == (0, 1)

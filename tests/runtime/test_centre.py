@@ -20,9 +20,9 @@ def _open_centre(folder):
   files, events = centre._files, []
   write, publish = files.recorder.write, files.snapshots.publish
 
-  def note_write(kind, rows):
+  def note_write(kind, *rows):
     events.append(('write', kind, [row['version'] for row in rows]))
-    write(kind, rows)
+    write(kind, *rows)
 
   def note_publish(weights, version, step, mass):
     params, _ = weights
@@ -55,7 +55,7 @@ def _make_force(centre, value):
   )
 
 
-def test_a_move_is_written_down_before_it_is_shown(tmp_path):
+def test_a_move_is_recorded_before_it_is_published(tmp_path):
   with _open_centre(tmp_path) as (centre, events):
     before = np.array(centre._replica.state.params)
     for version in (1, 2):

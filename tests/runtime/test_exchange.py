@@ -88,7 +88,7 @@ class Book:
   def get_time(self):
     return 0.0
 
-  def write(self, kind, rows):
+  def write(self, kind, *rows):
     for row in rows:
       self._rows.append({'kind': kind, 'replica': self._node, **row})
 

@@ -33,18 +33,18 @@ import sys
 import numpy as np
 from pyarrow import flight
 from jasgd.runtime import wires
-from jasgd.runtime.wires import _flight_stream
+from tests.runtime.flight_case import stream
 array = np.zeros(int(sys.argv[2]), np.uint8)
 message = wires.Message(wires.Verb.EXCHANGE, payload=array)
 client = flight.FlightClient(sys.argv[1])
 writer, reader = client.do_exchange(
-  flight.FlightDescriptor.for_command(_flight_stream.COMMAND)
+  flight.FlightDescriptor.for_command(stream.COMMAND)
 )
-writer.begin(_flight_stream.SCHEMA)
+writer.begin(stream.SCHEMA)
 head = wires.encode_message(message)
 writer.write_metadata(head[:40])  # Is refused, so that the server is heard.
 reader.read_chunk()
-writer.write_with_metadata(_flight_stream.make_batches(array)[0], head)
+writer.write_with_metadata(stream.make_batches(array)[0], head)
 print('sent', flush=True)
 sys.stdin.read()
 """

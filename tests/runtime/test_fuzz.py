@@ -16,11 +16,9 @@ from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.experiment.running import children
 from jasgd.runtime import wires
-from jasgd.runtime.wires import _flight_stream
-from jasgd.runtime.wires import _memory
-from jasgd.runtime.wires import _security
 from tests import live
 from tests.runtime import bad_messages
+from tests.runtime import flight_case
 
 WIRES = ('memory', 'flight')
 PER_CHANNEL = 250  # Messages, before the next stranger comes.
@@ -32,7 +30,7 @@ class _MemoryChannel:
   def __init__(self, address):
     self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     self._socket.settimeout(live.PATIENCE)
-    self._socket.connect('\0' + address.removeprefix(_memory._SCHEME))
+    self._socket.connect('\0' + address.removeprefix('memory:@'))
     self.receive()
 
   def send(self, case):
@@ -41,7 +39,7 @@ class _MemoryChannel:
 
   def receive(self):
     packet = self._socket.recv(1 << 17)
-    return wires.decode_message(packet[_memory._PREFIX.size :])[0]
+    return wires.decode_message(packet[4:])[0]
 
   def close(self):
     self._socket.close()
@@ -51,19 +49,19 @@ class _FlightChannel:
   """A client of Flight that says whatever it likes."""
 
   def __init__(self, address, token, payload_size):
-    headers = [(b'authorization', _security.make_bearer(token))]
+    headers = [(b'authorization', f'Bearer {token}'.encode())]
     self._client = flight.FlightClient(address)
     self._writer, self._reader = self._client.do_exchange(
-      flight.FlightDescriptor.for_command(_flight_stream.COMMAND),
+      flight.FlightDescriptor.for_command(flight_case.stream.COMMAND),
       flight.FlightCallOptions(headers=headers, timeout=live.PATIENCE),
     )
-    self._writer.begin(_flight_stream.SCHEMA)
+    self._writer.begin(flight_case.stream.SCHEMA)
     payload = np.zeros(payload_size, np.uint8)
-    self._batches = _flight_stream.make_batches(payload)
+    self._batches = flight_case.stream.make_batches(payload)
 
   def send(self, case):
     batches = self._batches if case.has_payload else []
-    _flight_stream.write_message(self._writer, case.data, batches)
+    flight_case.stream.write_message(self._writer, case.data, batches)
     chunk = self._reader.read_chunk()
     answer, size = wires.decode_message(memoryview(chunk.app_metadata))
     while size > (0 if chunk.data is None else chunk.data.nbytes):
@@ -73,7 +71,7 @@ class _FlightChannel:
 
   def close(self):
     self._reader.cancel()
-    with contextlib.suppress(*_flight_stream.STREAM_ERRORS):
+    with contextlib.suppress(*flight_case.stream.STREAM_ERRORS):
       self._writer.close()
     self._client.close()
 
@@ -184,7 +182,7 @@ def test_nonsense_is_refused_and_counted(num_messages, processes, tmp_path):
     assert min(sent.values()) > num_messages / 20
     assert set(refused) >= {
       *('garbage', 'truncated', 'oversized', 'damaged', 'verb', 'version'),
-      *('size', 'report', 'clock', 'stranger', 'worker', 'step', 'number'),
+      *('size', 'clock', 'stranger', 'worker', 'step', 'number'),
       *('future', 'hello', 'fingerprint', 'taken', 'twice'),
     }
     clock = status['clock']

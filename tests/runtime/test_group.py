@@ -112,9 +112,9 @@ class Group(peer_cases.Group):
       return runtime.GroupNode(
         self.settings,
         self.run,
-        node,
         runtime.Registry(self.run),
         runtime.BindAddress(wires=self.wires),
+        node=node,
         linger=0.0,
         stopped=stopped,
       )

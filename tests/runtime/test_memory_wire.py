@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -15,13 +16,14 @@ import numpy as np
 import pytest
 
 from jasgd.runtime import wires
-from jasgd.runtime.wires import _buffers
-from jasgd.runtime.wires import _memory
 
 DEADLINE = 60.0  # Seconds: never reached, unless something is broken.
 SIZE = 10_000
 Message, Verb = wires.Message, wires.Verb
-PREFIX = _memory._PREFIX
+# The format: a message of the server begins with the number of a buffer.
+PREFIX = struct.Struct('<i')
+NO_PAYLOAD = -1
+MAX_PACKET = len(wires.encode_message(Message(Verb.PULL))) + wires.MAX_TEXT
 # Answers FETCH with a snapshot, and nothing else with anything.
 SERVER = """
 import sys
@@ -123,7 +125,7 @@ def _receive(raw):
   data, fds, _, _ = socket.recv_fds(raw, 100_000, 4)
   (index,) = PREFIX.unpack_from(data)
   message, payload_size = wires.decode_message(data[PREFIX.size :])
-  assert payload_size == (0 if index == _memory._NO_PAYLOAD else SIZE)
+  assert payload_size == (0 if index == NO_PAYLOAD else SIZE)
   return index, message, fds
 
 
@@ -235,7 +237,7 @@ def test_a_buffer_is_passed_once_to_each_client(server):
     with _connect_raw(server) as raw:
       index, message, fds = _receive(raw)
       assert (index, message.verb, len(fds)) == (-2, Verb.ANSWER, 1)
-      outgoing = _buffers.map_shared(fds[0], SIZE, is_writable=True)
+      outgoing = wires.map_shared(fds[0], SIZE, is_writable=True)
       os.close(fds[0])
       outgoing[:] = 6
       raw.send(_encode(SIZE))
@@ -247,7 +249,7 @@ def test_a_buffer_is_passed_once_to_each_client(server):
         assert (index, len(fds)) == (number, is_new)
         for fd in fds:
           with pytest.raises(PermissionError):
-            _buffers.map_shared(fd, SIZE, is_writable=True)
+            wires.map_shared(fd, SIZE, is_writable=True)
           os.close(fd)
       channel.send(Message(Verb.ANSWER, payload=np.zeros(3, np.uint8)))
       assert _receive(raw)[::2] == (-1, [])
@@ -269,9 +271,9 @@ RUBBISH = {
     ),
     'damaged',
   ),
-  'just too long': (b'a' * (_memory._MAX_PACKET + 1), 'oversized'),
+  'just too long': (b'a' * (MAX_PACKET + 1), 'oversized'),
   'far too long': (
-    _encode() + bytes(2 * _memory._MAX_PACKET),
+    _encode() + bytes(2 * MAX_PACKET),
     'oversized',
   ),
 }
@@ -302,14 +304,14 @@ def test_longest_message_that_is_allowed(server, thread):
   text = json.dumps(numbers, separators=(',', ':'))
   assert len(text) == wires.MAX_TEXT
   future = thread.submit(
-    connection.request, Message(Verb.REPORT, text=text), deadline=DEADLINE
+    connection.request, Message(Verb.HELLO, text=text), deadline=DEADLINE
   )
   event = server.get()
   assert json.loads(event.message.text) == numbers
   event.channel.send(Message(Verb.ANSWER, text=text))
   assert json.loads(future.result(DEADLINE).text) == numbers
   with pytest.raises(wires.MessageError, match='at most'):
-    connection.request(Message(Verb.REPORT, text=text + 'a'), deadline=1.0)
+    connection.request(Message(Verb.HELLO, text=text + 'a'), deadline=1.0)
   connection.close()
 
 
@@ -412,9 +414,8 @@ def _assert_stranger_is_refused(server, raw):
 
 
 def test_another_user_is_refused(server, monkeypatch):
-  monkeypatch.setattr(
-    _memory, '_read_credentials', lambda _: (1, os.geteuid() + 1)
-  )
+  other = os.geteuid() + 1
+  monkeypatch.setattr(os, 'geteuid', lambda: other)
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
     raw.connect(server.name)
     _assert_stranger_is_refused(server, raw)
@@ -432,9 +433,8 @@ def test_another_user_is_refused_by_what_the_kernel_says(server):
 
 
 def test_a_server_of_another_user_is_not_trusted(server, monkeypatch):
-  monkeypatch.setattr(
-    _memory, '_read_credentials', lambda _: (1, os.geteuid() + 1)
-  )
+  other = os.geteuid() + 1
+  monkeypatch.setattr(os, 'geteuid', lambda: other)
   with pytest.raises(wires.WireError, match='user'):
     wires.connect_memory(server.listener.address, SIZE, DEADLINE)
 
@@ -457,7 +457,7 @@ def test_a_server_that_talks_nonsense(packet, has_fd, thread):
   name = f'jasgd-test-{os.getpid()}'
   gc.collect()
   fds = len(os.listdir('/proc/self/fd'))
-  memory, array = _buffers.make_shared(SIZE, is_sealed=False)
+  memory, array = wires.make_shared(SIZE, is_sealed=False)
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
     listener.bind('\0' + name)
     listener.listen()

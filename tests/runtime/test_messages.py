@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from jasgd.runtime.wires import _messages
+from jasgd.runtime import wires
 
+MAGIC = b'jasg'
+HEAD_SIZE = len(wires.encode_message(wires.Message(wires.Verb.PULL)))
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 # Bits must come through, those of a NaN too: compared as they are packed.
 FLOAT = st.floats(width=64)
 MESSAGES = st.builds(
-  _messages.Message,
-  verb=st.sampled_from(_messages.Verb),
+  wires.Message,
+  verb=st.sampled_from(wires.Verb),
   fate=st.integers(0, 255),
   # That there is a checksum is for `encode_message` to say.
   flags=st.integers(0, 2**32 - 1).map(
-    lambda flags: flags & ~int(_messages.Flag.HAS_CHECKSUM)
+    lambda flags: flags & ~int(wires.Flag.HAS_CHECKSUM)
   ),
   worker=INT32,
   incarnation=INT32,
@@ -57,7 +59,7 @@ def _list_fields(message):
 
 def _reseal(data):
   """With a checksum that is right, whatever else is not."""
-  size = _messages.HEAD_SIZE
+  size = HEAD_SIZE
   head, text = bytes(data[: size - 4]), bytes(data[size:])
   return head + struct.pack('<I', zlib.crc32(head + text)) + text
 
@@ -66,10 +68,10 @@ def _reseal(data):
 @hypothesis.given(message=MESSAGES)
 @settings
 def test_round_trip(as_type, message):
-  data = _messages.encode_message(message)
-  decoded, payload_size = _messages.decode_message(as_type(data))
+  data = wires.encode_message(message)
+  decoded, payload_size = wires.decode_message(as_type(data))
   assert _list_fields(decoded) == _list_fields(message)
-  assert type(decoded.verb) is _messages.Verb
+  assert type(decoded.verb) is wires.Verb
   assert decoded.payload is None
   assert payload_size == (
     0 if message.payload is None else message.payload.nbytes
@@ -79,40 +81,38 @@ def test_round_trip(as_type, message):
 @hypothesis.given(message=MESSAGES)
 @settings
 def test_every_flipped_bit_is_found(message):
-  data = _messages.encode_message(message)
+  data = wires.encode_message(message)
   for bit in range(8 * len(data)):
     damaged = bytearray(data)
     damaged[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(_messages.MessageError):
-      _messages.decode_message(damaged)
+    with pytest.raises(wires.MessageError):
+      wires.decode_message(damaged)
 
 
 @hypothesis.given(message=MESSAGES)
 @settings
 def test_every_truncation_is_found(message):
-  data = _messages.encode_message(message)
+  data = wires.encode_message(message)
   for size in range(len(data)):
-    with pytest.raises(_messages.MessageError) as caught:
-      _messages.decode_message(data[:size])
+    with pytest.raises(wires.MessageError) as caught:
+      wires.decode_message(data[:size])
     assert caught.value.reason == ('truncated' if size else 'garbage')
 
 
 @hypothesis.given(message=MESSAGES, more=st.binary(min_size=1, max_size=100))
 @settings
 def test_appended_bytes_are_found(message, more):
-  with pytest.raises(_messages.MessageError) as caught:
-    _messages.decode_message(_messages.encode_message(message) + more)
+  with pytest.raises(wires.MessageError) as caught:
+    wires.decode_message(wires.encode_message(message) + more)
   assert caught.value.reason == 'oversized'
 
 
-@pytest.mark.parametrize(
-  'start', [b'', _messages.MAGIC, _messages.MAGIC + b'\x02\x00'], ids=repr
-)
+@pytest.mark.parametrize('start', [b'', MAGIC, MAGIC + b'\x02\x00'], ids=repr)
 @hypothesis.given(garbage=st.binary(max_size=300))
 @settings
 def test_garbage_is_refused(start, garbage):
-  with pytest.raises(_messages.MessageError):
-    _messages.decode_message(start + garbage)
+  with pytest.raises(wires.MessageError):
+    wires.decode_message(start + garbage)
 
 
 @pytest.mark.parametrize(
@@ -121,36 +121,34 @@ def test_garbage_is_refused(start, garbage):
     pytest.param(4, b'\x03\x00', 'version', id='newer'),
     pytest.param(6, b'\x00', 'garbage', id='no such verb'),
     pytest.param(20, b'\xff\xff\xff\xff', 'oversized', id='endless text'),
-    pytest.param(_messages.HEAD_SIZE, b'\xff', 'garbage', id='no UTF-8'),
+    pytest.param(HEAD_SIZE, b'\xff', 'garbage', id='no UTF-8'),
   ],
 )
 def test_wrong_but_with_a_right_checksum(position, value, reason):
-  message = _messages.Message(_messages.Verb.REPORT, text='all is well')
-  data = bytearray(_messages.encode_message(message))
-  _messages.decode_message(_reseal(data))
+  message = wires.Message(wires.Verb.HELLO, text='all is well')
+  data = bytearray(wires.encode_message(message))
+  wires.decode_message(_reseal(data))
   data[position : position + len(value)] = value
-  with pytest.raises(_messages.MessageError) as caught:
-    _messages.decode_message(_reseal(data))
+  with pytest.raises(wires.MessageError) as caught:
+    wires.decode_message(_reseal(data))
   assert caught.value.reason == reason
 
 
 def test_longest_text():
-  message = _messages.Message(
-    _messages.Verb.REPORT, text='ä' * (_messages.MAX_TEXT // 2)
-  )
-  data = _messages.encode_message(message)
-  assert len(data) == _messages.HEAD_SIZE + _messages.MAX_TEXT
-  assert set(_messages.decode_message(data)[0].text) == {'ä', '.'}
+  message = wires.Message(wires.Verb.HELLO, text='ä' * (wires.MAX_TEXT // 2))
+  data = wires.encode_message(message)
+  assert len(data) == HEAD_SIZE + wires.MAX_TEXT
+  assert set(wires.decode_message(data)[0].text) == {'ä', '.'}
   message.text += 'a'
-  with pytest.raises(_messages.MessageError, match=r'65536.*65537') as caught:
-    _messages.encode_message(message)
+  with pytest.raises(wires.MessageError, match=r'65536.*65537') as caught:
+    wires.encode_message(message)
   assert caught.value.reason == 'oversized'
 
 
 def _send(verb, text):
   """The text of a message, as its receiver gets it."""
-  data = _messages.encode_message(_messages.Message(verb, text=text))
-  return _messages.decode_message(data)[0].text
+  data = wires.encode_message(wires.Message(verb, text=text))
+  return wires.decode_message(data)[0].text
 
 
 HARMFUL = {
@@ -163,7 +161,7 @@ HARMFUL = {
   'a line that looks like a log': 'Done.\r\nERROR all is lost\u2028',
   'a private character': '\ue000',
 }
-every_verb = pytest.mark.parametrize('verb', _messages.Verb)
+every_verb = pytest.mark.parametrize('verb', wires.Verb)
 
 
 @every_verb
@@ -180,22 +178,22 @@ def test_texts_are_cleaned(name, verb):
 @every_verb
 def test_texts_are_cut(verb):
   found = _send(verb, 'x' * 65_000)
-  assert found == 'x' * (_messages.MAX_SHOWN - 3) + '...'
+  assert found == 'x' * (wires.MAX_SHOWN - 3) + '...'
 
 
 @pytest.mark.parametrize('name', HARMFUL)
-@pytest.mark.parametrize('verb', ['HELLO', 'REPORT', 'SNAPSHOT', 'ANSWER'])
+@pytest.mark.parametrize('verb', ['HELLO', 'SNAPSHOT', 'ANSWER'])
 def test_each_string_of_json_is_cleaned_and_cut(verb, name):
   bad, long = HARMFUL[name], 'x' * 10_000
   said = {'ok': [1, 2.5, None, True], bad: {'deep': [bad, long]}, long: []}
   (ok, numbers), (key, value), (cut, empty) = json.loads(
-    _send(_messages.Verb[verb], json.dumps(said))
+    _send(wires.Verb[verb], json.dumps(said))
   ).items()
   assert (ok, numbers, empty) == ('ok', [1, 2.5, None, True], [])
   for text in (key, value['deep'][0]):
     assert text.isprintable()
     assert len(text) == len(bad)
-  assert cut == value['deep'][1] == 'x' * (_messages.MAX_SHOWN - 3) + '...'
+  assert cut == value['deep'][1] == 'x' * (wires.MAX_SHOWN - 3) + '...'
 
 
 @pytest.mark.parametrize(
@@ -203,26 +201,26 @@ def test_each_string_of_json_is_cleaned_and_cut(verb, name):
 )
 def test_json_is_a_text_like_others_where_none_is_expected(verb):
   text = json.dumps(['\x1b[2J'] * 5000)
-  found = _send(_messages.Verb[verb], text)
-  assert found == text[: _messages.MAX_SHOWN - 3] + '...'
+  found = _send(wires.Verb[verb], text)
+  assert found == text[: wires.MAX_SHOWN - 3] + '...'
 
 
 @pytest.mark.parametrize('text', ['[' * 60_000, '9' * 60_000, '{"a": \x1b}'])
 def test_what_is_almost_json_is_cleaned_and_cut(text):
-  found = _send(_messages.Verb.HELLO, text)
+  found = _send(wires.Verb.HELLO, text)
   assert found.isprintable()
-  assert len(found) <= _messages.MAX_SHOWN
+  assert len(found) <= wires.MAX_SHOWN
 
 
 def test_a_long_list_of_json_comes_whole():
   said = {'members': {str(node): f'host-{node}:80' for node in range(2000)}}
-  assert json.loads(_send(_messages.Verb.ANSWER, json.dumps(said))) == said
+  assert json.loads(_send(wires.Verb.ANSWER, json.dumps(said))) == said
 
 
 def test_an_error_that_quotes_a_message_is_clean():
-  error = _messages.MessageError('garbage', 'got \x1b[2J' + 'x' * 10_000)
+  error = wires.MessageError('garbage', 'got \x1b[2J' + 'x' * 10_000)
   assert str(error).isprintable()
-  assert len(str(error)) == _messages.MAX_SHOWN
+  assert len(str(error)) == wires.MAX_SHOWN
 
 
 @hypothesis.given(
@@ -231,21 +229,21 @@ def test_an_error_that_quotes_a_message_is_clean():
 @settings
 def test_checksum_of_the_payload(payload, bit):
   array = np.frombuffer(payload, np.uint8).copy()
-  message = _messages.Message(_messages.Verb.EXCHANGE, flags=1, payload=array)
-  data = _messages.encode_message(message, with_checksum=True)
-  decoded, _ = _messages.decode_message(data)
-  assert decoded.flags == 1 | _messages.Flag.HAS_CHECKSUM
-  _messages.check_payload(data, array)
+  message = wires.Message(wires.Verb.EXCHANGE, flags=1, payload=array)
+  data = wires.encode_message(message, with_checksum=True)
+  decoded, _ = wires.decode_message(data)
+  assert decoded.flags == 1 | wires.Flag.HAS_CHECKSUM
+  wires.check_payload(data, array)
   bit %= 8 * array.nbytes
   array[bit // 8] ^= 1 << bit % 8
-  with pytest.raises(_messages.MessageError) as caught:
-    _messages.check_payload(data, array)
+  with pytest.raises(wires.MessageError) as caught:
+    wires.check_payload(data, array)
   assert caught.value.reason == 'damaged'
   # Without one, any payload will do.
-  _messages.check_payload(_messages.encode_message(message), array)
+  wires.check_payload(wires.encode_message(message), array)
 
 
 def test_without_a_payload_there_is_no_checksum():
-  message = _messages.Message(_messages.Verb.FETCH)
-  data = _messages.encode_message(message, with_checksum=True)
-  assert data == _messages.encode_message(message)
+  message = wires.Message(wires.Verb.FETCH)
+  data = wires.encode_message(message, with_checksum=True)
+  assert data == wires.encode_message(message)

@@ -41,8 +41,8 @@ class Log:
     self._time += 1
     return self._time
 
-  def write(self, kind, rows):
-    self.events.append(('write', kind, rows))
+  def write(self, kind, *rows):
+    self.events.append(('write', kind, list(rows)))
     self.last_version = max(row['version'] for row in rows)
 
   # --- The host.
@@ -114,7 +114,7 @@ def step_from(params, at=None):
   return params - RATE * ((params if at is None else at) - OPTIMUM)
 
 
-def test_a_step_is_written_down_before_it_is_shown(node):
+def test_a_step_is_recorded_before_it_is_published(node):
   node.machine.mass = 0.5
   for step in range(4):
     expected = step_from(node.params)
@@ -127,7 +127,7 @@ def test_a_step_is_written_down_before_it_is_shown(node):
     assert np.isfinite(node.weights.loss)
 
 
-def test_a_mix_is_written_down_before_it_is_shown(node):
+def test_a_mix_is_recorded_before_it_is_published(node):
   node.weights.make_step(node.machine.on_step)
   check_change(node, Kind.STEP)
   for number in range(3):
@@ -163,7 +163,7 @@ def test_a_mix_is_written_down_before_it_is_shown(node):
 
 
 @pytest.mark.parametrize('is_before', [False, True])
-def test_a_move_to_the_centre_is_written_down_before_it_is_shown(
+def test_a_move_to_the_centre_is_recorded_before_it_is_published(
   node, is_before
 ):
   """With `is_before`, the next gradient is where the weights were."""
@@ -209,7 +209,7 @@ def test_only_the_next_gradient_is_taken_before_the_move(node):
 def test_what_could_not_be_written_is_not_shown(node, change):
   """As on a full disk: nobody may see what replay will never know of."""
 
-  def write(kind, rows):
+  def write(kind, *rows):
     raise OSError('No space left on device')
 
   node.log.write = write

@@ -1,7 +1,6 @@
-"""What the server leaves, and how it goes on from that."""
+"""Files of a server, and how a server resumes from them."""
 
 import json
-import math
 
 import numpy as np
 
@@ -16,6 +15,11 @@ Fate, Flag, Verb = protocols.Fate, scripted.Flag, scripted.Verb
 Message = scripted.Message
 join, get_counts = scripted.join, scripted.get_counts
 list_kinds = scripted.list_kinds
+
+
+def get_rows(client, clock):
+  """Rows of the metrics after a clock."""
+  return json.loads(client.ask(Verb.METRICS, version=clock).text)
 
 
 def test_stop_and_go_on(open_bench, tmp_path):
@@ -161,38 +165,43 @@ def test_metrics_and_evaluation(open_bench, tmp_path):
   assert weights.version == 2
   np.testing.assert_array_equal(weights.payload, kept[2])
   assert observer.ask(Verb.PULL).version == 3
-  text = json.dumps({'test/accuracy': 0.5})
-  assert observer.ask(Verb.REPORT, version=2, text=text).verb == Verb.ANSWER
+  assert [row['clock'] for row in get_rows(observer, -1)] == [2]
   for _ in range(3):
     client.push()
-  assert not bench.server.is_over  # Somebody still looks.
+  assert not bench.server.is_over  # The observer has not left.
+  # Rows stay until the observer says that it has written them.
+  assert [row['clock'] for row in get_rows(observer, -1)] == [2, 4, 5]
+  rows = get_rows(observer, 2)
+  assert [row['clock'] for row in rows] == [4, 5]
+  assert [row['server/staleness_mean'] for row in rows] == [0, 0]
+  assert get_rows(observer, 5) == get_rows(observer, -1) == []
   observer.ask(Verb.LEAVE)
-  rows = workdir.read_metrics(tmp_path)
-  assert rows['clock'].tolist() == [2, 4, 5]
-  np.testing.assert_array_equal(
-    rows['test/accuracy'], [0.5, math.nan, math.nan]
-  )
-  assert rows['server/staleness_mean'].tolist() == [0, 0, 0]
   bench.check_leases()
 
 
 def test_metrics_go_on_after_a_restart(open_bench, tmp_path):
   bench = open_bench(
     workdir=workdir.Workdir(tmp_path), num_learners=1, num_updates=8,
-    eval_every=4, checkpoint_seconds=1.0,
+    eval_every=2, checkpoint_seconds=1.0,
   )  # fmt: skip
   (client,) = join(bench, 1)
   for _ in range(4):
     client.push()
+  assert len(get_rows(bench.connect(), 2)) == 1  # The first row is written.
   bench.tick(2.0)
   metrics = bench.server.describe()['metrics']
+  client.push()
+  client.push()
+  assert len(get_rows(bench.connect(), 2)) == 2
   bench.crash()
   bench.open(protocols.asynchronous())
   status = bench.server.describe()
   assert status['metrics'] == metrics
-  assert status['evaluation_clock'] == 4
+  assert status['evaluation_clock'] == status['start_clock'] == 4
   assert status['fates'] == {'applied': 4}
-  assert workdir.read_metrics(tmp_path)['clock'].tolist() == [4]
+  (row,) = get_rows(bench.connect(), -1)
+  assert row['clock'] == 4
+  assert row['train/loss'] == metrics['train/loss']
   pulled = bench.connect().ask(Verb.PULL, flags=Flag.AT_CLOCK)
   assert (pulled.incarnation, pulled.version) == (0, 4)
 

@@ -125,9 +125,9 @@ def refuse_pid(bench):
   return bench.connect(), Message(Verb.LOST, text='-4')
 
 
-def refuse_report(text, version=0):
+def refuse_metrics(version):
   def refuse(bench):
-    return bench.connect(), Message(Verb.REPORT, version=version, text=text)
+    return bench.connect(), Message(Verb.METRICS, version=version)
 
   return refuse
 
@@ -158,14 +158,8 @@ REFUSALS = {
   'twice': ('twice', refuse_twice),
   'verb': ('verb', refuse_verb),
   'pid': ('pid', refuse_pid),
-  'report, no JSON': ('report', refuse_report('x')),
-  'report, no object': ('report', refuse_report('[1]')),
-  'report, no number': ('report', refuse_report('{"a": NaN}')),
-  'report, too large': ('report', refuse_report('{"a": 1%s}' % ('0' * 400))),
-  'report, clock': ('report', refuse_report('{"clock": 1}')),
-  'report, deep': ('report', refuse_report('[' * 60_000)),
-  'report, name': ('report', refuse_report('{"\\ud800": 1}')),
-  'report, future': ('clock', refuse_report('{"a": 1}', version=9)),
+  'metrics of the future': ('clock', refuse_metrics(9)),
+  'metrics of the past': ('clock', refuse_metrics(-2)),
 }
 
 

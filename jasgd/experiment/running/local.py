@@ -207,7 +207,7 @@ def supervise(
       connect = connect or runtime.make_connect(
         folder, wire=recipe.wire, tls=recipe.tls
       )
-      server = views.ServerView(recipe, connect, on_metrics)
+      server = views.ServerView(recipe, folder, connect, on_metrics)
       supervisor = supervisors.Supervisor(
         server, starts, recipe, folder, is_owner=is_owner, stream=stream
       )

@@ -1,13 +1,14 @@
 """The view of a run from outside: status, evaluation, requests to end.
 
 A supervisor looks at a run through one of two views, which have the same
-methods. `ServerView` asks the server, which knows its learners and writes the
-metrics itself. `NodesView` asks every node and the centre, and writes the
-metrics of their mean.
+methods. `ServerView` asks the server, which knows its learners and sums up
+their losses and stalenesses. `NodesView` asks every node and the centre. Both
+evaluate the weights and write the metrics.
 """
 
 from collections.abc import Callable, Collection, Iterable
 import json
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -75,10 +76,17 @@ class Observer:
     assert answer.payload is not None
     return answer, self._layout.unpack(answer.payload)
 
-  def report(self, clock: int, metrics: dict[str, float]) -> None:
-    """Gives a server the evaluation of its weights of a clock."""
-    text = json.dumps(metrics)
-    self.ask(runtime.Message(runtime.Verb.REPORT, version=clock, text=text))
+  def get_rows(self, clock: int) -> list[dict[str, float]]:
+    """Rows of a server's metrics after a clock, the oldest first.
+
+    Args:
+      clock: Clock of the last row that was written; the server forgets it.
+
+    Returns:
+      Some of the rows; [] if there are none.
+    """
+    message = runtime.Message(runtime.Verb.METRICS, version=clock)
+    return json.loads(self.ask(message).text)
 
   def report_death(self, *, pid: int = 0, node: int = -1) -> None:
     """Tells a server, or a node, that a process is dead.
@@ -115,8 +123,9 @@ class ServerView:
 
   Args:
     recipe: Recipe of the run.
+    folder: Folder of the run, for the metrics.
     connect: From the size of a payload to a connection with the server.
-    on_metrics: Called with the clock and the metrics of each evaluation.
+    on_metrics: Called with the clock and the metrics of each row.
   """
 
   unit = 'clock'
@@ -125,14 +134,21 @@ class ServerView:
   def __init__(
     self,
     recipe: recipes.Recipe,
+    folder: workdirs.Workdir,
     connect: Callable[[int], runtime.Connection],
     on_metrics: OnMetrics | None = None,
   ) -> None:
     self._task = recipe.task
+    self._folder = folder
     self._observer = Observer(recipe.make_layout(), connect)
     self._on_metrics = on_metrics
     self.statuses: dict[int, dict[str, Any]] = {}
     self._test: dict[str, float] = {}
+    self._writer: workdirs.MetricsWriter | None = None
+    self._incarnation = -1  # Of the server whose metrics are written.
+    self._written_at = -1  # Clock of the last row in the file.
+    # Evaluations by clock, whose rows are not written yet.
+    self._evaluated: dict[int, dict[str, float]] = {}
     self._told: set[int] = set()  # Dead learners that the server knows of.
     self._num_alive = 0
     self._has_asked = False  # For an end of the run.
@@ -181,6 +197,8 @@ class ServerView:
     except runtime.WireError:
       return None
     self.statuses[member] = status
+    if status['incarnation'] != self._incarnation:
+      self._open_metrics(status['incarnation'], status['start_clock'])
     if not status['end_reason']:  # Then learners leave, as they should.
       self._num_alive = status['num_alive']
     elif not self._num_alive:  # The run was over before the first look.
@@ -214,22 +232,69 @@ class ServerView:
     return self.status.get('evaluation_clock', -1) >= 0
 
   def evaluate(self, lost: Collection[int], *, is_last: bool = False) -> None:
-    """Evaluates the weights that the server has kept, and reports to it."""
+    """Evaluates the weights that the server has kept, and writes metrics."""
     del lost
-    if is_last and self._has_asked:
-      return  # An interrupted run ends soon.
+    last_clock = sys.maxsize
     try:
-      answer, weights = self._observer.pull(runtime.Flag.AT_CLOCK)
-      if self._task.test_data is not None:
-        found = tasks.evaluate(self._task, *weights)
-        self._test = measuring.keep_finite(
-          {f'test/{name}': float(value) for name, value in found.items()}
-        )
-        self._observer.report(answer.version, self._test)
+      if not (is_last and self._has_asked):  # An interrupted run ends soon.
+        clock = self._evaluate_kept()
+        # Later rows wait for the evaluation that may belong to them: a row is
+        # written once, whole, and in the order of clocks.
+        last_clock = sys.maxsize if is_last else clock
+      self._write_rows(last_clock)
     except runtime.WireError:
       return  # The server has died; there will be other weights.
-    if self._on_metrics is not None:
-      self._on_metrics(answer.version, self.metrics)
+
+  def _evaluate_kept(self) -> int:
+    """Evaluates the weights that the server has kept; gives their clock."""
+    answer, weights = self._observer.pull(runtime.Flag.AT_CLOCK)
+    if self._task.test_data is not None:
+      found = tasks.evaluate(self._task, *weights)
+      self._test = measuring.keep_finite(
+        {f'test/{name}': float(value) for name, value in found.items()}
+      )
+      self._evaluated[answer.version] = self._test
+    return answer.version
+
+  def _write_rows(self, last_clock: int) -> None:
+    """Writes the server's rows up to a clock, with their evaluations."""
+    assert self._writer is not None  # The server has answered before.
+    while rows := self._observer.get_rows(self._written_at):
+      for row in rows:
+        clock = int(row.pop('clock'))
+        if clock > last_clock:
+          return
+        row |= self._evaluated.pop(clock, {})
+        self._writer.write(clock, row)
+        self._written_at = clock
+
+  def _open_metrics(self, incarnation: int, start_clock: int) -> None:
+    """Opens the metrics where an incarnation of the server goes on.
+
+    Rows after its first clock are of updates that were lost with the server
+    before it, and will be made anew.
+
+    Args:
+      incarnation: The incarnation.
+      start_clock: Its first clock.
+    """
+    self._close_metrics()
+    position = workdirs.find_metrics_position(self._folder, start_clock)
+    self._writer = workdirs.MetricsWriter(
+      self._folder, resume_at=position, on_metrics=self._on_metrics
+    )
+    clocks = workdirs.read_metrics(self._folder)['clock']
+    self._written_at = int(clocks[-1]) if len(clocks) else -1
+    self._incarnation = incarnation
+    self._evaluated = {
+      clock: metrics
+      for clock, metrics in self._evaluated.items()
+      if clock <= start_clock
+    }
+
+  def _close_metrics(self) -> None:
+    if self._writer is not None:
+      self._writer.close()
 
   def interrupt(self) -> bool:
     """Asks the server to end the run, and looks on until it has."""
@@ -247,8 +312,9 @@ class ServerView:
     self._observer.leave()
 
   def close(self) -> None:
-    """Closes the connection. Twice is no error."""
+    """Closes the connection and the metrics. Twice is no error."""
     self._observer.close()
+    self._close_metrics()
 
 
 class _Pulled(NamedTuple):

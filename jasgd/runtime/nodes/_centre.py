@@ -11,12 +11,8 @@ import jax
 from jasgd import engine
 from jasgd import gossip
 from jasgd import traces
-from jasgd import workdir as workdirs
-from jasgd.runtime import _settings
-from jasgd.runtime.nodes import _files
-from jasgd.runtime.nodes import _registry
+from jasgd.runtime.nodes import _member
 from jasgd.runtime.nodes import _weights
-from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _buffers
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
@@ -29,44 +25,12 @@ _INTERVAL = 0.05
 _LOOK_INTERVAL = 1.0
 
 
-class Centre:
-  """The centre, in this process.
+class Centre(_member.Member):
+  """The centre of elastic averaging. The arguments are those of `Member`."""
 
-  Args:
-    settings: Settings of the run; the strategy has a centre.
-    run: Folder of the run; a centre that is there is resumed from its last
-      checkpoint.
-    registry: Addresses of the nodes.
-    bind: Address to listen at.
-    linger: Seconds for which it goes on answering when all nodes have made
-      their steps, unless it is stopped.
-    stopped: Event that ends it after saving.
-  """
-
-  def __init__(
-    self,
-    settings: _settings.NodeSettings,
-    run: workdirs.Workdir,
-    registry: _registry.Registry,
-    bind: _addresses.BindAddress,
-    *,
-    linger: float = math.inf,
-    stopped: threading.Event,
-  ) -> None:
-    self._settings = settings
-    self._registry = registry
-    self._bind = bind
-    self._linger = linger
-    self._stopped = stopped
-    self._files = _files.NodeFiles(
-      settings,
-      run,
-      traces.SERVER,
-      registry,
-      receive=self._receive,
-      describe=self.describe,
-      wires=bind.wires,
-    )
+  def __init__(self, *arguments: Any, **options: Any) -> None:
+    super().__init__(*arguments, **options)
+    settings = self._settings
     self._functions = engine.make_node_functions(
       settings.task, settings.optimizer, self._files.layout
     )
@@ -158,10 +122,8 @@ class Centre:
 
   def _serve(self) -> None:
     """Saves now and then, until no node needs it any more."""
-    snapshots = self._files.snapshots
     needed_at = looked_at = time.monotonic()
-    while not self._stopped.wait(_INTERVAL) and not snapshots.stopped.is_set():
-      snapshots.check()
+    while not (self._stopped.wait(_INTERVAL) or self._is_stopping()):
       with self._lock:
         self._files.save_if_due(self._replica.state, self._replica.position)
       now = time.monotonic()

@@ -48,7 +48,7 @@ class Exchanger:
     machine: gossip.PeerNode,
     weights: _weights.NodeWeights,
     peers: _connections.PeerConnections,
-    recorder: _recorder.NodeRecorder,
+    recorder: _recorder.Recorder,
     layout: engine.Layout,
     *,
     patience: float = 0.0,
@@ -111,7 +111,7 @@ class Exchanger:
         self._weights.step = min(self._machine.step, self._weights.num_steps)
         version, step = self._weights.version, self._weights.step
         self._recorder.write(
-          traces.Kind.JOIN, [{'version': version, 'step': step}]
+          traces.Kind.JOIN, {'version': version, 'step': step}
         )
         self._carry_out(actions, start)
         self._weights.start_optimizer()
@@ -161,7 +161,7 @@ class Exchanger:
             'and attract.'
           )
       if lost:
-        self._recorder.write(traces.Kind.LOST, lost)
+        self._recorder.write(traces.Kind.LOST, *lost)
       if not replies:
         return
       actions = self._call(self._machine.on_replies)(replies)
@@ -275,7 +275,7 @@ class Exchanger:
     """Records weights, or a force, that may not have been taken."""
     step = self._weights.step
     row |= {'source': peer, 'read_version': version, 'step': step}
-    self._recorder.write(traces.Kind.LOST, [row])
+    self._recorder.write(traces.Kind.LOST, row)
 
   # --- The snapshot server's thread.
 

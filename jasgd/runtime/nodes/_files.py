@@ -33,6 +33,8 @@ class NodeFiles:
   Attributes:
     folder: Its own folder, in that of the run.
     layout: Layout of weights in messages.
+    origin: Time of day at which the run began: record times count from there.
+      The node may learn of an earlier one.
     recorder: Recorder of its trace.
     snapshots: Its snapshot server.
     met: Numbers of all nodes that have contacted it.
@@ -76,8 +78,12 @@ class NodeFiles:
       settings.task, self.layout, settings.seed, settings.fingerprint_text
     )
     name = traces.get_file_name(node)
-    self.recorder = _recorder.NodeRecorder(
-      run.trace / name, self._make_header(), node, settings.origin
+    self.origin = settings.origin
+    self.recorder = _recorder.Recorder(
+      run.trace / name,
+      self._make_header(),
+      node,
+      lambda: time.time() - self.origin,
     )
     self._stack.callback(self.recorder.close)
     self.snapshots = _snapshot_server.SnapshotServer(
@@ -104,7 +110,7 @@ class NodeFiles:
       'began_with': [each for each in began_with if each not in self.returned],
       'num_sent': desk.num_sent,
       'num_refused': desk.num_refused,
-      'origin': self.recorder.origin,
+      'origin': self.origin,
       'members': self._registry.list_addresses(),
     }
 
@@ -196,7 +202,7 @@ class NodeFiles:
       'step': position['step'],
       'mass': position['mass'],
     }
-    self.recorder.write(traces.Kind.END, [row])
+    self.recorder.write(traces.Kind.END, row)
 
   # --- Wires.
 

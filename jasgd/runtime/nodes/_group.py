@@ -22,12 +22,10 @@ import numpy as np
 
 from jasgd import engine
 from jasgd import traces
-from jasgd import workdir as workdirs
 from jasgd.runtime import _settings
-from jasgd.runtime.nodes import _files
+from jasgd.runtime.nodes import _member
 from jasgd.runtime.nodes import _registry
 from jasgd.runtime.nodes import _weights
-from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
 
@@ -57,46 +55,12 @@ _MAX_CHECKPOINTS = 8
 _MAX_NUMBER = 2**31 - 1
 
 
-class GroupNode:
-  """A node of an all-reduce, in this process.
+class GroupNode(_member.Member):
+  """A node of an all-reduce. The arguments are those of `Member`."""
 
-  Args:
-    settings: Settings of the run.
-    run: Folder of the run.
-    node: Number of the node.
-    registry: Addresses of the nodes.
-    bind: Address to listen at, for its launcher.
-    linger: Seconds for which it goes on answering when all steps are made,
-      unless it is stopped: its launcher may want to evaluate it.
-    stopped: Event that makes all nodes save and end.
-  """
-
-  def __init__(
-    self,
-    settings: _settings.NodeSettings,
-    run: workdirs.Workdir,
-    node: int,
-    registry: _registry.Registry,
-    bind: _addresses.BindAddress,
-    *,
-    linger: float = math.inf,
-    stopped: threading.Event,
-  ) -> None:
-    self._settings = settings
-    self._node = node
-    self._registry = registry
-    self._bind = bind
-    self._linger = linger
-    self._stopped = stopped
-    self._files = _files.NodeFiles(
-      settings,
-      run,
-      node,
-      registry,
-      receive=_refuse,
-      describe=self.describe,
-      wires=bind.wires,
-    )
+  def __init__(self, *arguments: Any, **options: Any) -> None:
+    super().__init__(*arguments, **options)
+    settings = self._settings
     mesh = make_mesh(settings.num_nodes)
     self._average = engine.make_group_average(mesh)
     self._functions = engine.make_node_functions(
@@ -112,13 +76,13 @@ class GroupNode:
     self._is_done = False
     # Typed as Any: only collective strategies number their means.
     self._machine: Any = settings.strategy.make_node(
-      node, settings.num_nodes, settings.seed
+      self._node, settings.num_nodes, settings.seed
     )
     self._votes = Votes(make_all_gather(mesh))
     self._lost = LostProcesses(
-      node,
+      self._node,
       settings.num_nodes,
-      registry,
+      self._registry,
       self._files.layout.size,
       settings.deadlines.end,
       lambda: self._replica.step,
@@ -279,13 +243,10 @@ class GroupNode:
       replica.commit(traces.Kind.MEAN, [row], is_published=False)
       self._machine.on_replies(())
 
-  def _is_stopping(self) -> bool:
-    return self._stopped.is_set() or self._files.snapshots.stopped.is_set()
-
-
-def _refuse(message: _messages.Message) -> int:
-  del message
-  raise _messages.MessageError('verb', 'This node takes no weights.')
+  def _receive(self, message: _messages.Message) -> int:
+    """Refuses messages of other nodes: they meet in collectives only."""
+    del message
+    raise _messages.MessageError('verb', 'This node takes no weights.')
 
 
 class GroupError(RuntimeError):

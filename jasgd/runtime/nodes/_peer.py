@@ -7,19 +7,15 @@ checkpoints, address.
 
 import logging
 import math
-import threading
 import time
 from typing import Any
 
 from jasgd import traces
 from jasgd import workdir as workdirs
-from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _connections
 from jasgd.runtime.nodes import _exchange
-from jasgd.runtime.nodes import _files
-from jasgd.runtime.nodes import _registry
+from jasgd.runtime.nodes import _member
 from jasgd.runtime.nodes import _weights
-from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _messages
 
 _log = logging.getLogger(__name__)
@@ -32,56 +28,21 @@ _GRACE = 1.0
 _LOG_INTERVAL = 10.0
 
 
-class Peer:
-  """A node in this process.
+class Peer(_member.Member):
+  """A node that mixes weights with its peers. Arguments as of `Member`."""
 
-  Args:
-    settings: Settings of the run.
-    run: Folder of the run; a node that is there is resumed from its last
-      checkpoint.
-    node: Number of the node.
-    registry: Addresses of other nodes.
-    bind: Address to listen at.
-    linger: Seconds for which it goes on answering when all nodes have made
-      their steps, unless it is stopped: its launcher may want to evaluate it.
-    stopped: Event that ends the node after saving.
-  """
-
-  def __init__(
-    self,
-    settings: _settings.NodeSettings,
-    run: workdirs.Workdir,
-    node: int,
-    registry: _registry.Registry,
-    bind: _addresses.BindAddress,
-    *,
-    linger: float = math.inf,
-    stopped: threading.Event | None = None,
-  ) -> None:
-    self._settings = settings
-    self._node = node
-    self._registry = registry
-    self._bind = bind
-    self._linger = linger
-    self._stopped = threading.Event() if stopped is None else stopped
+  def __init__(self, *arguments: Any, **options: Any) -> None:
+    super().__init__(*arguments, **options)
+    settings = self._settings
     self._is_resumed = self._is_done = self._is_diverged = False
     self._exchanger: _exchange.Exchanger | None = None
     self._peers: _connections.PeerConnections | None = None
     self._machine = settings.strategy.make_node(
-      node, settings.num_nodes, settings.seed
-    )
-    self._files = _files.NodeFiles(
-      settings,
-      run,
-      node,
-      registry,
-      receive=self._receive,
-      describe=self.describe,
-      wires=bind.wires,
+      self._node, settings.num_nodes, settings.seed
     )
     self._weights = _weights.NodeWeights(
       settings,
-      node,
+      self._node,
       self._files.layout,
       self._files.recorder,
       self._files.snapshots,
@@ -200,9 +161,8 @@ class Peer:
       alive = peers.alive
       statuses = [each for each in map(peers.get_status, alive) if each]
       # The earliest origin that any node knows, so that times agree.
-      recorder = self._files.recorder
-      recorder.origin = min(
-        [recorder.origin, *(each['origin'] for each in statuses)]
+      self._files.origin = min(
+        [self._files.origin, *(each['origin'] for each in statuses)]
       )
       if not self._is_resumed and any(map(self._is_ahead, statuses)):
         exchanger.join()
@@ -290,10 +250,9 @@ class Peer:
 
   def _is_stopping(self) -> bool:
     """Whether it is to end; raises errors of its other threads."""
-    self._files.snapshots.check()
     if self._peers is not None:
       self._peers.check()
-    return self._stopped.is_set() or self._files.snapshots.stopped.is_set()
+    return super()._is_stopping()
 
   def _finish(self, exchanger: _exchange.Exchanger) -> None:
     """Saves, and records the end.

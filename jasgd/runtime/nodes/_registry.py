@@ -26,8 +26,6 @@ _log = logging.getLogger(__name__)
 # Seconds to get a connection, and an answer: a process that hangs must not keep
 # others waiting.
 _DEADLINE = 2.0
-# Seconds to wait for other processes, which may be many, that claim numbers.
-_CLAIM_DEADLINE = 600.0
 
 
 class _Address(NamedTuple):
@@ -236,7 +234,9 @@ def list_members(run: workdirs.Workdir) -> list[int]:
 
 
 @contextlib.contextmanager
-def claim_number(run: workdirs.Workdir, num_nodes: int) -> Iterator[int]:
+def claim_number(
+  run: workdirs.Workdir, num_nodes: int, *, patience: float = 600.0
+) -> Iterator[int]:
   """Finds the lowest number that no living node of a folder has.
 
   No other process finds one meanwhile. The caller makes the number its own
@@ -245,6 +245,8 @@ def claim_number(run: workdirs.Workdir, num_nodes: int) -> Iterator[int]:
   Args:
     run: Folder of the run.
     num_nodes: Number of nodes.
+    patience: Seconds to wait for other processes, which may be many, that look
+      for a number.
 
   Yields:
     The number.
@@ -254,10 +256,10 @@ def claim_number(run: workdirs.Workdir, num_nodes: int) -> Iterator[int]:
   """
   run.root.mkdir(parents=True, exist_ok=True)
   path = run.root / 'numbers.lock'
-  with workdirs.lock_file(path, patience=_CLAIM_DEADLINE) as is_mine:
+  with workdirs.lock_file(path, patience=patience) as is_mine:
     if not is_mine:
       raise workdirs.WorkdirError(
-        f'Another node has been looking for a number for {_CLAIM_DEADLINE:g} s '
+        f'Another node has been looking for a number for {patience:g} s '
         f'(it holds {str(path)!r}): end it first, or give this one its number.'
       )
     for node in range(num_nodes):

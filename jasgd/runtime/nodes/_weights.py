@@ -35,7 +35,7 @@ class Replica:
   def __init__(
     self,
     state: engine.NodeState,
-    recorder: _recorder.NodeRecorder,
+    recorder: _recorder.Recorder,
     snapshots: _snapshot_server.SnapshotServer,
   ) -> None:
     self.state = state
@@ -82,7 +82,7 @@ class Replica:
     # 2. The records are written and flushed *before* any peer can see the new
     #    weights: a peer's trace may refer to this version from then on, even if
     #    this process is killed now.
-    self._recorder.write(kind, [{**own, **row} for row in rows])
+    self._recorder.write(kind, *({**own, **row} for row in rows))
     # 3. The snapshot is published *before* the node that caused the change is
     #    answered: that node must be able to pull its own change.
     if is_published:
@@ -161,7 +161,7 @@ class NodeWeights(Replica):
     settings: _settings.NodeSettings,
     node: int,
     layout: engine.Layout,
-    recorder: _recorder.NodeRecorder,
+    recorder: _recorder.Recorder,
     snapshots: _snapshot_server.SnapshotServer,
     machine: gossip.PeerNode,
   ) -> None:

@@ -6,19 +6,19 @@ replay rely on: decide, update, record, publish, answer. Read it first; then the
 sections on answers, on learners that join or leave, on checkpoints, on the end.
 
 Its parts have state and contracts of their own: `Sessions` (what is known of
-each learner, and leases), `ServerWeights` (weights, optimizer state, clock),
-`SnapshotStore` (published weights), `ServerRecorder` (trace and metrics),
-`Evaluations`, `Checkpoints` and the `FrontDesk` (status, pulls, refusals).
+each learner, and leases), `Attendance` (which learners are to come, or late),
+`LearnerRecords` (what learners did), `ServerWeights` (weights, optimizer state,
+clock), `SnapshotStore` (published weights), `Recorder` (the trace),
+`ServerMetrics`, `Checkpoints` and the `FrontDesk` (status, pulls, refusals).
 """
 
 import collections
 from collections.abc import Callable, Iterable
-import functools
 import json
 import logging
 import math
 import time as clocks
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from jasgd.runtime import _front_desk
 from jasgd.runtime import _recorder
 from jasgd.runtime import _settings
 from jasgd.runtime import _snapshots
-from jasgd.runtime.server import _evaluations
+from jasgd.runtime.server import _attendance
+from jasgd.runtime.server import _metrics
+from jasgd.runtime.server import _records
 from jasgd.runtime.server import _sessions
 from jasgd.runtime.server import _weights
 from jasgd.runtime.wires import _messages
@@ -41,7 +43,9 @@ from jasgd.runtime.wires import _wire
 _log = logging.getLogger(__name__)
 _Channel = _wire.Channel
 _Fate = protocols.Fate
+_Kind = traces.Kind
 _Message = _messages.Message
+_Push = _records.Push
 _MessageError = _messages.MessageError
 _Session = _sessions.LearnerSession
 _Snapshot = _snapshots.Snapshot
@@ -50,31 +54,8 @@ _Verb = _messages.Verb
 
 # Seconds between two looks at deadlines and checkpoints.
 _TICK = 0.1
-# WAITs that a waiting learner gets within the deadline for a sign of life.
-_NUM_WAITS = 4
-# Numbers of gradients that one call may apply: each is a compiled program.
-_GROUP_SIZES = (16, 8, 4, 2)
 # Purposes that the owner's time is counted for.
 _PURPOSES = ('wait', 'decide', 'update', 'record', 'publish', 'send', 'save')
-
-
-class _Push(NamedTuple):
-  """A gradient that the protocol has decided on."""
-
-  session: _Session
-  message: _Message
-  stale: _Snapshot  # The weights that it was computed on.
-  decision: protocols.Decision
-  clock: int  # Just before the update that consumes it.
-  num_present: int
-  arrive_time: float
-  start_time: float
-
-  @property
-  def fate(self) -> _Fate:
-    """Fate of the gradient."""
-    assert self.decision.fate is not None  # Each push has one.
-    return self.decision.fate
 
 
 class Server:
@@ -85,7 +66,7 @@ class Server:
 
   Args:
     settings: Settings of the run.
-    workdir: Folder of trace, metrics and checkpoints; None: no files. A run
+    workdir: Folder of trace and checkpoints; None: no files. A run
       that is there is resumed from its last readable checkpoint, as a new
       incarnation.
     is_shared: Whether other processes can map snapshots.
@@ -116,6 +97,7 @@ class Server:
     )
     self.inbox = _wire.Inbox()
     self.incarnation = 0
+    self._start_clock = 0  # Of the checkpoint that this incarnation began with.
     self.end_reason: str | None = None
     self._is_interrupted = self._is_failed = self._is_diverged = False
     self._now = now
@@ -127,13 +109,9 @@ class Server:
     self._time_mark = clocks.perf_counter()
     self._store = _snapshots.SnapshotStore(self.layout, is_shared=is_shared)
     self._sessions = _sessions.Sessions(self._store)
+    self._attendance = _attendance.Attendance(settings, self._sessions)
     # Events that `_decide_pushes` took out of the inbox, for the next step.
     self._backlog: collections.deque[_wire.Event] = collections.deque()
-    # At first learners wait until all have joined.
-    self._has_begun = False
-    self._num_joins = 0
-    self._joined_pids: set[int] = set()
-    self._dead_pids: set[int] = set()  # Processes that died before they joined.
     self._num_not_finite = 0  # In a row.
     self._last_pid = 0  # Process of the learner whose message is handled.
     self._checked_at = 0.0
@@ -147,18 +125,21 @@ class Server:
       found = _checkpoints.restore(
         workdir, self._weights.state, self.layout.size
       )
-    self._recorder = _recorder.ServerRecorder(
-      workdir,
+    self._recorder = _recorder.Recorder(
+      None if workdir is None else workdir.trace,
       self._make_header(),
+      traces.SERVER,
       self._get_time,
-      found[2]['metrics'] if found else 0,
     )
-    self._evaluations = _evaluations.Evaluations(
+    self._metrics = _metrics.ServerMetrics(
       settings,
       self._weights,
       self._store,
-      self._recorder,
+      self._get_time,
       self._sessions.count_connected,
+    )
+    self._records = _records.LearnerRecords(
+      settings, self._recorder, self._metrics, self._get_time
     )
     self._desk = self._make_desk()
     if workdir is not None:
@@ -180,10 +161,9 @@ class Server:
       self._protocol.start(self._settings.num_learners)
     else:
       self._resume(*found)
-    sizes = [size for size in _GROUP_SIZES if size <= self._settings.max_group]
-    self._weights.warm_up(sizes)
+    self._weights.warm_up()
     # After compiling, which is no part of any deadline.
-    self._opened_at = self._waits_sent_at = self._warned_at = self._get_time()
+    self._attendance.open(self._get_time())
     self._publish(self._copy_weights())
     if found is None:
       self._save_now()  # So that there is always a checkpoint to return to.
@@ -202,13 +182,13 @@ class Server:
         _Verb.NOTICE: self._handle_not_finite,
         _Verb.FETCH: self._fetch,
         _Verb.HELLO: self._hello,
-        _Verb.REPORT: self._evaluations.report,
+        _Verb.METRICS: self._metrics.send_rows,
         _Verb.LOST: self._note_death,
       },
       describe=self.describe,
       on_stop=lambda text: self.stop(text or 'It was stopped.'),
       on_gone=self._lose_channel,
-      pick=self._evaluations.take,
+      pick=self._metrics.take,
     )
 
   def _make_header(self) -> dict[str, Any]:
@@ -272,8 +252,9 @@ class Server:
       'num_updates': settings.num_updates,
       'epoch': weights.epoch,
       'time': self._get_time(),
-      'metrics': self._recorder.summarize(),
-      'evaluation_clock': self._evaluations.next_clock,
+      'metrics': self._metrics.summarize(),
+      'evaluation_clock': self._metrics.next_clock,
+      'start_clock': self._start_clock,
       'learners': {
         str(session.learner): {
           'state': str(session.state),
@@ -284,11 +265,11 @@ class Server:
         for session in self._sessions
       },
       'num_alive': self._sessions.count_connected(),
-      'waits': self._describe_waits(),
+      'waits': self._attendance.describe_waits(self._get_time()),
       'counts': dict(self._desk.counts),
       'fates': {
         _Fate(fate).name.lower(): count
-        for fate, count in self._recorder.fates.items()
+        for fate, count in self._metrics.fates.items()
       },
       'times': self._times,
       'num_buffers': len(self._store),
@@ -298,17 +279,6 @@ class Server:
       'is_failed': self._is_failed,
       'is_diverged': self._is_diverged,
     }
-
-  def _describe_waits(self) -> str:
-    """Which learners wait for which, in words; '' if none waits."""
-    if self._has_begun:
-      return self._sessions.describe_waits(self._get_time())
-    expected = self._settings.num_learners
-    missing = expected - self._sessions.count_connected()
-    return (
-      f'Learners {self._sessions.name_waiting() or "-"} wait for {missing} '
-      f'more of {expected} learners to join'
-    )
 
   def _get_time(self) -> float:
     """Seconds since the run began; a resumed run goes on counting."""
@@ -399,18 +369,11 @@ class Server:
     """
     first = self._decide(channel, message)
     pushes = [] if first is None else [first]
-    settings = self._settings
-    if settings.max_group == 1 or not self._protocol.updates_each:
+    if self._settings.max_group == 1 or not self._protocol.updates_each:
       return pushes
     # No more than the budget allows: these gradients are decided on before
     # the clock advances.
-    left = settings.max_samples - self._weights.samples
-    room = min(
-      settings.max_group,
-      max(1, int(min(left, 1e9)) // settings.samples_per_push),
-    )
-    if settings.num_updates:
-      room = min(room, settings.num_updates - self.clock)
+    room = self._weights.count_affordable()
     while len(pushes) < room:
       event = self._take_event(0)
       if event is None:
@@ -482,8 +445,7 @@ class Server:
 
   def _apply(self, pushes: list[_Push]) -> list[int]:
     """Applies gradients; gives for each the number of its shared call, or 0."""
-    weights = self._weights
-    rows = collections.deque(
+    rows = [
       _weights.Gradient(
         self.layout.view(push.message.payload),
         push.stale,
@@ -493,19 +455,9 @@ class Server:
       )
       for push in pushes
       if push.fate == _Fate.APPLIED and push.message.payload is not None
-    )
-    calls: list[int] = []
-    while rows:
-      size = next((size for size in _GROUP_SIZES if size <= len(rows)), 1)
-      if size == 1:
-        calls.append(0)
-        weights.apply(rows.popleft())
-      else:  # A shared call has the number of its first update.
-        calls += [weights.clock + 1] * size
-        weights.apply_many([rows.popleft() for _ in range(size)])
+    ]
+    calls = self._weights.apply_all(rows)
     if calls:
-      # From now on learners may write into the gradients' memory again.
-      weights.wait()
       self._add_time('update')
       if self._crash:
         self._crash.maybe_crash('accumulated')
@@ -523,8 +475,7 @@ class Server:
     """Records gradients, in the order in which they were decided on."""
     time = self._get_time()
     for push, call in zip(pushes, calls, strict=True):
-      session, message = push.session, push.message
-      digest = 0
+      session, digest = push.session, 0
       # Only the last of several updates in a call has a snapshot.
       if (
         snapshot is not None
@@ -532,24 +483,8 @@ class Server:
         and push.clock + 1 == snapshot.version
       ):
         digest = self.layout.digest(snapshot.buffer.array)
-      is_released = session.learner in push.decision.released
       session.count_pushed_steps(self._protocol.steps_per_push)
-      self._recorder.record_push(
-        learner=session.learner,
-        step=self._count_minibatches(session, message.step + 1),
-        fate=push.fate,
-        updates=push.decision.updates,
-        read_clock=message.version,
-        clock=push.clock,
-        loss=message.loss,
-        samples=self._settings.samples_per_push,
-        call=call,
-        digest=digest,
-        start_time=push.start_time,
-        compute_time=message.seconds,
-        arrive_time=push.arrive_time,
-        release_time=time if is_released else math.nan,
-      )
+      self._records.record_push(push, call=call, digest=digest, time=time)
       session.num_applied += push.fate == _Fate.APPLIED
 
   def _copy_weights(self) -> _Snapshot:
@@ -568,7 +503,7 @@ class Server:
   def _publish(self, snapshot: _Snapshot) -> None:
     """Makes a snapshot the newest. Its record must have been flushed."""
     self._store.publish(snapshot)
-    self._evaluations.write_if_due()
+    self._metrics.add_row_if_due()
     self._add_time('publish')
     if self._crash:
       self._crash.maybe_crash('published')
@@ -588,14 +523,11 @@ class Server:
     session.fate = int(_Fate.NOT_FINITE)
     session.keeps_weights = False
     self._num_not_finite += 1
-    self._recorder.record_unused(
-      learner=session.learner,
-      step=self._count_minibatches(session, message.step + 1),
-      fate=_Fate.NOT_FINITE,
-      read_clock=message.version,
-      clock=self.clock,
-      loss=message.loss,
-      compute_time=message.seconds,
+    self._records.record_unused(
+      session,
+      message,
+      _Fate.NOT_FINITE,
+      self.clock,
       start_time=session.start_time,
       is_released=True,
     )
@@ -619,7 +551,7 @@ class Server:
 
   def _explain_divergence(self) -> str:
     """Why the run ends whose gradients are not finite, and what to try."""
-    summary = self._recorder.summarize()
+    summary = self._metrics.summarize()
     staleness = summary.get('server/staleness_mean', 0.0)
     rate = self._weights.rate
     rate_text = 'that of the optimizer' if rate is None else f'{rate:g}'
@@ -655,17 +587,12 @@ class Server:
     self._sessions.add_lease(session, snapshot)
     if settings.has_fetches:
       self._sessions.keep_last_lease(session)
-      self._record_fetch(session, snapshot)
+      self._records.record_fetch(session, snapshot.version, self.clock)
     channel.send(
       snapshot.make_message(worker=session.learner, step=session.next_step),
       snapshot.buffer,
     )
     self._add_time('send')
-
-  def _record_fetch(self, session: _Session, snapshot: _Snapshot) -> None:
-    self._recorder.record_fetch(
-      session.learner, session.num_computed, snapshot.version, self.clock
-    )
 
   # --- Answers.
 
@@ -676,7 +603,7 @@ class Server:
 
   def _release(self, learners: Iterable[int]) -> None:
     """Answers learners that the protocol lets go on, once the run has begun."""
-    if not self._has_begun:
+    if not self._attendance.has_begun:
       return
     for learner in learners:
       session = self._sessions[learner]
@@ -695,23 +622,13 @@ class Server:
       self._sessions.add_lease(session, self._store.newest)
     self._sessions.keep_last_lease(session)
     if self._settings.has_fetches and not session.keeps_weights:
-      self._record_fetch(session, self._store.newest)
+      version = self._store.newest.version
+      self._records.record_fetch(session, version, self.clock)
     self._send_answer(session)
 
   def _send_answer(self, session: _Session) -> None:
     """Sends a learner's last answer, for the first time or again."""
-    learner, step, fate = session.learner, session.next_step, session.fate
-    text, session.welcome = session.welcome, ''
-    if session.channel is not None and session.keeps_weights:
-      session.channel.send(
-        _Message(_Verb.ANSWER, fate, worker=learner, step=step, text=text)
-      )
-    elif session.channel is not None:
-      snapshot = next(iter(session.leases.values()))
-      message = snapshot.make_message(
-        worker=learner, step=step, fate=fate, text=text
-      )
-      session.channel.send(message, snapshot.buffer)
+    session.send_answer()
     self._add_time('send')
 
   # --- Learners join and come back.
@@ -744,7 +661,7 @@ class Server:
       if self.end_reason is not None:
         return
     channel.pid = channel.pid or hello.pid
-    self._joined_pids.add(hello.pid)
+    self._attendance.add_pid(hello.pid)
     self._last_pid = channel.pid
     self._sessions.attach(session, channel, hello.instance)
     session.welcome = json.dumps(self._describe_run(session))
@@ -752,15 +669,8 @@ class Server:
     is_usable = self._is_usable(session, message)
     if not is_usable and message.step >= (session.next_step if is_known else 0):
       is_old = message.incarnation < self.incarnation
-      self._recorder.record_unused(
-        learner=session.learner,
-        step=self._count_minibatches(session, message.step + 1),
-        fate=_Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE,
-        read_clock=message.version,
-        clock=self.clock,
-        loss=message.loss,
-        compute_time=message.seconds,
-      )
+      fate = _Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE
+      self._records.record_unused(session, message, fate, self.clock)
     if session.state == _State.ABSENT:
       self._take_back(session, is_usable)
     else:
@@ -798,7 +708,7 @@ class Server:
 
   def _join(self, session: _Session) -> None:
     """Lets a learner join: it starts from the newest weights."""
-    self._num_joins += 1
+    self._attendance.add_join()
     session.state = _State.WAITING
     session.keeps_weights = False
     session.num_gathered = 0
@@ -806,10 +716,9 @@ class Server:
     _log.info('Learner %d joined.', session.learner)
     self._apply_decision(
       self._protocol.on_join(session.learner),
-      functools.partial(
-        self._recorder.record_join, num_devices=session.num_devices
-      ),
       session,
+      _Kind.JOIN,
+      num_devices=session.num_devices,
     )
 
   def _rejoin(self, session: _Session) -> None:
@@ -823,8 +732,9 @@ class Server:
     """Does what the leave of a learner means for the others."""
     self._apply_decision(
       self._protocol.on_leave(session.learner),
-      functools.partial(self._recorder.record_leave, lost_clock=lost_version),
       session,
+      _Kind.LEAVE,
+      read_version=lost_version,
     )
 
   def _take_back(self, session: _Session, is_usable: bool) -> None:
@@ -854,14 +764,12 @@ class Server:
 
   def _begin_if_complete(self) -> None:
     """Begins once all expected learners have joined, or are dead."""
-    num_known = self._num_joins + len(self._dead_pids - self._joined_pids)
-    is_complete = num_known >= self._settings.num_learners
-    if is_complete and self._sessions.count_connected() and not self._has_begun:
+    if self._attendance.can_begin:
       self._begin()
 
   def _begin(self) -> None:
     """Answers all learners that have joined."""
-    self._has_begun = True
+    self._attendance.has_begun = True
     self._release(sorted(self._protocol.inside))
 
   def _note_death(self, channel: _Channel, message: _Message) -> None:
@@ -873,7 +781,7 @@ class Server:
       raise _MessageError(
         'pid', f'The text of a LOST must be a pid, got {message.text[:20]!r}.'
       )
-    self._dead_pids.add(int(message.text))
+    self._attendance.add_death(int(message.text))
     if self.end_reason is None:
       self._begin_if_complete()
     channel.send(_Message(_Verb.ANSWER))
@@ -881,8 +789,9 @@ class Server:
   def _apply_decision(
     self,
     decision: protocols.Decision,
-    record: Callable[..., None],
-    session: _sessions.LearnerSession,
+    session: _Session,
+    kind: traces.Kind,
+    **fields: int,
   ) -> None:
     """Does what the protocol decided when a learner joined or left.
 
@@ -891,8 +800,9 @@ class Server:
 
     Args:
       decision: Decision of the protocol.
-      record: Records, and flushes, the join or leave.
       session: Session of the learner.
+      kind: JOIN or LEAVE.
+      **fields: Fields of the record that only this kind has.
     """
     snapshot = None
     if decision.updates:
@@ -902,20 +812,13 @@ class Server:
       if self._crash:
         self._crash.maybe_crash('updated')
       snapshot = self._copy_weights()
-    step = self._count_minibatches(session, session.next_step)
-    record(session.learner, step, self.clock, updates=decision.updates)
+    self._records.record_presence(
+      session, kind, self.clock, updates=decision.updates, **fields
+    )
     if snapshot is not None:
       self._publish(snapshot)
     self._release(decision.released)
     self._check_budget()
-
-  def _count_minibatches(
-    self, session: _sessions.LearnerSession, num_pushes: int
-  ) -> int:
-    """Minibatches that a learner has computed, for its records."""
-    if self._settings.has_fetches:
-      return session.num_computed
-    return num_pushes * self._protocol.steps_per_push
 
   # --- Learners leave, or are lost.
 
@@ -964,75 +867,36 @@ class Server:
     if self.end_reason is None or self._is_interrupted:
       self._leave(session, lost_version)
     else:
-      step = self._count_minibatches(session, session.next_step)
-      self._recorder.record_leave(
-        *(session.learner, step, self.clock),
-        updates=False,
-        lost_clock=lost_version,
+      self._records.record_presence(
+        session, _Kind.LEAVE, self.clock, read_version=lost_version
       )
 
   def _check_deadlines(self, time: float) -> None:
     """Gives up on learners that are late, and sends WAITs to the others."""
     if self.end_reason is not None:
       return
-    deadlines, sessions = self._settings.deadlines, self._sessions
-    since_open = time - self._opened_at
-    is_late = not self._has_begun and since_open > deadlines.start
-    if is_late and sessions.count_connected():
-      _log.warning('Not all learners joined: %s.', self._describe_waits())
+    attendance = self._attendance
+    if attendance.must_begin(time):
       self._begin()
-    if since_open > deadlines.rejoin:
-      for session in sessions.list_in(_State.ABSENT):
-        self._lose(session, 'it did not come back after the restart')
-    if self._has_begun and self._protocol.holds_learners:
-      self._lose_late(time)
-    if time - self._waits_sent_at > deadlines.silence / _NUM_WAITS:
-      self._waits_sent_at = time
-      self._send_waits()
-    is_alone = not sessions.count_connected()
-    if is_alone and time - self._warned_at > deadlines.start:
-      self._warned_at = time
-      _log.warning(
-        'There is no learner; the server waits at clock %d.', self.clock
-      )
-
-  def _lose_late(self, time: float) -> None:
-    """Gives up on learners that others have waited for too long."""
-    deadlines = self._settings.deadlines
-    deadline = self._sessions.find_step_deadline(deadlines)
-    for session in self._sessions.list_in(_State.COMPUTING):
-      if not self._sessions.list_in(_State.WAITING):
-        return  # No learner waits, or the last loss has released it.
-      late = time - session.start_time
-      limit = deadline
-      if not session.is_warm:  # It may be compiling.
-        limit = max(deadline, deadlines.first_step)
-      if late > limit:
-        self._lose(session, f'no gradient came within {limit:.3g} s')
-      elif late > limit / 2 and time - self._warned_at > limit / 2:
-        self._warned_at = time
-        _log.warning('%s.', self._describe_waits())
-
-  def _send_waits(self) -> None:
-    """Tells waiting learners that the server lives, and whom it waits for."""
-    reason = ''
-    for session in self._sessions.list_in(_State.WAITING):
-      if session.channel is not None:
-        reason = reason or self._describe_waits()
-        session.channel.send(_Message(_Verb.WAIT, text=reason))
+    for session in attendance.list_not_returned(time):
+      self._lose(session, 'it did not come back after the restart')
+    for session, limit in attendance.iterate_late(time):
+      self._lose(session, f'no gradient came within {limit:.3g} s')
+    attendance.send_waits_if_due(time)
+    attendance.warn_if_alone(time, self.clock)
 
   # --- Checkpoints.
 
   def _save(self) -> None:
     """Begins a checkpoint: state, protocol, sessions and their snapshots."""
     assert self._checkpoints is not None
-    weights, recorder = self._weights, self._recorder
+    weights = self._weights
     needed = {
       snapshot.key: snapshot
       for session in self._sessions
       for snapshot in session.leases.values()
     }
-    evaluated = self._evaluations.next
+    evaluated = self._metrics.next
     if evaluated is not None:
       needed[evaluated.key] = evaluated
     keys = list(needed)
@@ -1043,12 +907,11 @@ class Server:
       'snapshots': [[*each.key, each.rate] for each in needed.values()],
       'snapshot_size': self.layout.size,
       'evaluation': -1 if evaluated is None else keys.index(evaluated.key),
-      'records': recorder.num_records,
-      'metrics': recorder.metrics_position,
-      'recorder': recorder.save(),
+      'records': self._recorder.num_records,
+      'metrics': self._metrics.save(),
       'time': self._get_time(),
       'counts': dict(self._desk.counts),
-      'has_begun': self._has_begun,
+      'has_begun': self._attendance.has_begun,
       'end_reason': None if self._is_interrupted else self.end_reason,
       'is_failed': self._is_failed,
       'is_diverged': self._is_diverged,
@@ -1077,19 +940,30 @@ class Server:
       )
     ]
     self._sessions.restore(position['sessions'], snapshots)
-    if position['evaluation'] >= 0:
-      evaluated = snapshots[position['evaluation']]
-      self._evaluations.next = self._store.lease(evaluated)
+    index = position['evaluation']
+    self._metrics.restore(
+      position['metrics'], None if index < 0 else snapshots[index]
+    )
     for snapshot in snapshots:  # The lease that `restore` gave to the caller.
       self._store.end_lease(snapshot)
     self._desk.counts.update(position['counts'])
-    self._has_begun = position['has_begun']
-    recorder = self._recorder
-    recorder.restore(position['recorder'], self._weights.samples)
-    num_lost = recorder.num_records - position['records']
-    self.incarnation = recorder.find_last_incarnation() + 1
+    self._attendance.has_begun = position['has_begun']
+    self._start_clock = self.clock
+    recorder, num_valid = self._recorder, position['records']
+    num_lost = recorder.num_records - num_valid
+    records = recorder.get_trace().records
+    self.incarnation = int(records['incarnation'].max(initial=0)) + 1
     recorder.incarnation = self.incarnation
-    recorder.record_restart(self.clock, position['records'])
+    recorder.write(
+      _Kind.RESTART,
+      {
+        'worker': 0,
+        'updates': False,
+        'version': self.clock,
+        'read_version': self.clock,
+        'stands': num_valid - 1,
+      },
+    )
     _log.warning(
       'Incarnation %d goes on from the checkpoint of clock %d; %d records that '
       'came after it are void.',
@@ -1102,13 +976,9 @@ class Server:
 
   def _check_budget(self) -> None:
     """Ends the run once it has made its updates or epochs."""
-    settings, weights = self._settings, self._weights
-    if self.end_reason is not None or weights.group_size:
-      return
-    if settings.num_updates and weights.clock >= settings.num_updates:
-      self._end(f'All {settings.num_updates} updates were made.')
-    elif weights.samples >= settings.max_samples:
-      self._end(f'All {settings.num_epochs:g} epochs were made.')
+    reason = self._weights.find_end()
+    if self.end_reason is None and reason is not None:
+      self._end(reason)
 
   def stop(self, reason: str) -> None:
     """Interrupts the run, in the owner's thread. It can be resumed."""
@@ -1121,9 +991,12 @@ class Server:
 
   def _end(self, reason: str) -> None:
     """Ends the run for good."""
-    self._recorder.record_end(self.clock)
-    self._evaluations.write()
+    self._record_end()
+    self._metrics.add_row()
     self._announce_end(reason)
+
+  def _record_end(self) -> None:
+    self._recorder.write(_Kind.END, {'worker': 0, 'version': self.clock})
 
   def _announce_end(self, reason: str) -> None:
     """Takes no more gradients. Learners are told when they ask."""
@@ -1153,7 +1026,7 @@ class Server:
     self._save_now()
     # After the checkpoint: this record is void if the run is resumed.
     if self._is_interrupted:
-      self._recorder.record_end(self.clock)
+      self._record_end()
     self._recorder.close()
 
   def close(self) -> None:

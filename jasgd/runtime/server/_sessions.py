@@ -229,6 +229,21 @@ class LearnerSession:
     self.num_gathered += step - least
     self.num_computed = step
 
+  def send_answer(self) -> None:
+    """Sends the last answer, for the first time or again."""
+    text, self.welcome = self.welcome, ''
+    if self.channel is None:
+      return
+    where: dict[str, Any] = {'worker': self.learner, 'step': self.next_step}
+    if self.keeps_weights:
+      self.channel.send(
+        _messages.Message(_messages.Verb.ANSWER, self.fate, **where, text=text)
+      )
+      return
+    snapshot = next(iter(self.leases.values()))
+    message = snapshot.make_message(**where, fate=self.fate, text=text)
+    self.channel.send(message, snapshot.buffer)
+
   def save(self, keys: list[tuple[int, int]]) -> dict[str, Any]:
     """State for a checkpoint; leases as their indices in `keys`."""
     is_waiting = self.state == State.WAITING or self.was_waiting

@@ -11,6 +11,9 @@ from jasgd import engine
 from jasgd.runtime import _settings
 from jasgd.runtime import _snapshots
 
+# Numbers of gradients that one call may apply: each is a compiled program.
+_GROUP_SIZES = (16, 8, 4, 2)
+
 
 class Gradient(NamedTuple):
   """A gradient that is to be applied.
@@ -92,6 +95,59 @@ class ServerWeights:
     epoch = self._samples_at_update / self._settings.task.num_samples
     return float(self._settings.get_rate(epoch))
 
+  def count_affordable(self) -> int:
+    """Gradients that may be decided on before the next update is made.
+
+    No more than one call applies, nor than the budget of the run allows, if
+    each gradient makes an update.
+    """
+    settings = self._settings
+    left = settings.max_samples - self.samples
+    room = min(
+      settings.max_group,
+      max(1, int(min(left, 1e9)) // settings.samples_per_push),
+    )
+    if settings.num_updates:
+      room = min(room, settings.num_updates - self.clock)
+    return room
+
+  def find_end(self) -> str | None:
+    """Why the run ends now: it has made its updates or epochs."""
+    settings = self._settings
+    if self.group_size:
+      return None
+    if settings.num_updates and self.clock >= settings.num_updates:
+      return f'All {settings.num_updates} updates were made.'
+    if self.samples >= settings.max_samples:
+      return f'All {settings.num_epochs:g} epochs were made.'
+    return None
+
+  def apply_all(self, gradients: Sequence[Gradient]) -> list[int]:
+    """Applies gradients, several in one call where that is possible.
+
+    When it returns, learners may write into the gradients' memory again.
+
+    Args:
+      gradients: Gradients. If there are several, each makes an update.
+
+    Returns:
+      For each gradient the number of the call that it shares with others, which
+      is that of the first update in it; 0: it shares none.
+    """
+    calls: list[int] = []
+    while len(calls) < len(gradients):
+      rest = gradients[len(calls) :]
+      size = next((size for size in _GROUP_SIZES if size <= len(rest)), 1)
+      if size == 1:
+        calls.append(0)
+        self.apply(rest[0])
+      else:
+        calls += [self.clock + 1] * size
+        self.apply_many(list(rest[:size]))
+    if calls:
+      self.wait()
+    return calls
+
   def apply(self, gradient: Gradient) -> None:
     """Applies a gradient, and updates if the protocol says so."""
     self.samples += self._settings.samples_per_push
@@ -143,7 +199,7 @@ class ServerWeights:
     # All results of a call are ready at once.
     self.state.aggregation.server_clock.block_until_ready()
 
-  def warm_up(self, sizes: Sequence[int]) -> None:
+  def warm_up(self) -> None:
     """Compiles all calls; the state does not change."""
     message = np.zeros(self.layout.size, np.uint8)
     parts = self.layout.view(message)
@@ -157,5 +213,6 @@ class ServerWeights:
     if not self._settings.protocol.updates_each:
       calls.apply(copy(), parts, 0, parts, rate, 1, is_single=False)
       calls.update(calls.accumulate(copy(), parts, 0, parts), rate, 1)
-    for size in sizes:
-      calls.apply_many(copy(), ((parts, 0, parts, rate, 1),) * size)
+    for size in _GROUP_SIZES:
+      if size <= self._settings.max_group:
+        calls.apply_many(copy(), ((parts, 0, parts, rate, 1),) * size)

@@ -16,8 +16,11 @@ from jasgd.runtime.wires._buffers import ALIGNMENT
 from jasgd.runtime.wires._buffers import Buffer
 from jasgd.runtime.wires._buffers import BufferPool
 from jasgd.runtime.wires._buffers import make_aligned
+from jasgd.runtime.wires._buffers import make_shared
+from jasgd.runtime.wires._buffers import map_shared
 from jasgd.runtime.wires._memory import connect_memory
 from jasgd.runtime.wires._memory import MemoryListener
+from jasgd.runtime.wires._messages import check_payload
 from jasgd.runtime.wires._messages import decode_message
 from jasgd.runtime.wires._messages import encode_message
 from jasgd.runtime.wires._messages import Flag
@@ -68,6 +71,7 @@ __all__ = [
   'UntakenError',
   'Verb',
   'WireError',
+  'check_payload',
   'connect_flight',
   'connect_memory',
   'decode_message',
@@ -77,7 +81,9 @@ __all__ = [
   'listen',
   'make_aligned',
   'make_connect',
+  'make_shared',
   'make_token',
+  'map_shared',
   'write_address',
 ]
 

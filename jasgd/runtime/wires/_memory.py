@@ -345,7 +345,10 @@ class _MemoryConnection(_wire.Connection):
     try:
       self._socket.connect(name)
     except OSError as error:
-      raise _wire.WireError(f'There is no server: {error}.') from error
+      address = _SCHEME + name[1:]
+      raise _wire.WireError(
+        f'There is no server at {address}: {error}.'
+      ) from error
     _, uid = _read_credentials(self._socket)
     if (
       uid != os.geteuid()

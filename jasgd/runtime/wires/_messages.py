@@ -64,7 +64,7 @@ class Verb(enum.IntEnum):
   NOTICE = 3  # A gradient was not finite, and is not sent.
   FETCH = 4  # Asks for new weights, without a gradient.
   PULL = 5  # Asks for the newest weights; any client may.
-  REPORT = 6  # Metrics of an evaluation, as text.
+  METRICS = 6  # Asks a server for its rows of metrics after `version`.
   STATUS = 7  # Asks for the status, as text.
   LEAVE = 8  # The client is about to disconnect.
   STOP = 9  # Asks the receiver to save and end.
@@ -79,7 +79,7 @@ class Verb(enum.IntEnum):
 
 
 # Verbs whose text is JSON, if they have one.
-_JSON_VERBS = frozenset((Verb.HELLO, Verb.REPORT, Verb.SNAPSHOT, Verb.ANSWER))
+_JSON_VERBS = frozenset((Verb.HELLO, Verb.SNAPSHOT, Verb.ANSWER))
 
 
 class Flag(enum.IntFlag):

@@ -1,0 +1,69 @@
+"""What every member of a run without a server has: a node, or the centre."""
+
+import math
+import threading
+from typing import Any
+
+from jasgd import traces
+from jasgd import workdir as workdirs
+from jasgd.runtime import _settings
+from jasgd.runtime.nodes import _files
+from jasgd.runtime.nodes import _registry
+from jasgd.runtime.wires import _addresses
+from jasgd.runtime.wires import _messages
+
+
+class Member:
+  """A member of a run, in this process; its method `run` does the work.
+
+  Args:
+    settings: Settings of the run.
+    run: Folder of the run; a member that is there is resumed from its last
+      checkpoint.
+    registry: Addresses of the other members.
+    bind: Address to listen at.
+    node: Number of the node; `traces.SERVER`: the centre.
+    linger: Seconds for which it goes on answering when all nodes have made
+      their steps, unless it is stopped: its launcher may want to evaluate it.
+    stopped: Event that ends it after saving. In an all-reduce, all nodes end.
+  """
+
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    node: int = traces.SERVER,
+    linger: float = math.inf,
+    stopped: threading.Event | None = None,
+  ) -> None:
+    self._settings = settings
+    self._node = node
+    self._registry = registry
+    self._bind = bind
+    self._linger = linger
+    self._stopped = threading.Event() if stopped is None else stopped
+    self._files = _files.NodeFiles(
+      settings,
+      run,
+      node,
+      registry,
+      receive=self._receive,
+      describe=self.describe,
+      wires=bind.wires,
+    )
+
+  def describe(self) -> dict[str, Any]:
+    """Status, as a JSON-serialisable dict."""
+    raise NotImplementedError
+
+  def _receive(self, message: _messages.Message) -> int:
+    """Takes in a message of a node, in the snapshot server's thread."""
+    raise NotImplementedError
+
+  def _is_stopping(self) -> bool:
+    """Whether it is to end; raises errors of the snapshot server."""
+    self._files.snapshots.check()
+    return self._stopped.is_set() or self._files.snapshots.stopped.is_set()
