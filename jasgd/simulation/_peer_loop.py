@@ -235,27 +235,26 @@ class PeerLoop:
     questions = None
     is_waiting = self._is_resting[node]
     for action in actions:
-      kind = type(action)
-      if kind is _Ask:
+      if isinstance(action, _Ask):
         if questions is None:
           questions = [action.peer]
         else:
           questions.append(action.peer)
-      elif kind is _Mix:
+      elif isinstance(action, _Mix):
         self._mix(node, time, self._begun[node], action)
-      elif kind is _JoinMean:
+      elif isinstance(action, _JoinMean):
         self._join_mean(node, time)
         is_waiting = True
-      elif kind is _Send:
+      elif isinstance(action, _Send):
         self._send(node, time, action)
-      elif kind is _MixWaiting:
+      elif isinstance(action, _MixWaiting):
         mix = self._machines[node].mix_waiting()
         if mix is not None:
           self._mix(node, time, time, mix)
-      elif kind is gossip.Average:
+      elif isinstance(action, gossip.Average):
         self._average_pair(node, time, action)
       else:
-        assert kind is gossip.Attract, action
+        assert isinstance(action, gossip.Attract), action
         self._attract(node, time, action)
         is_waiting = True  # It has begun its next step.
     if questions is not None:
