@@ -42,7 +42,10 @@ SMOKES = {
     'GB/s: ': 1,
     r'^our (memory|flight): \d+ updates/s for 1 s, .* 0 refused, 0 wrong': 2,
   },
-  'simulator': {r'^[a-z].* [\d,]+ +[\d.]+$': len(simulator.ROWS)},
+  'simulator': {
+    r'^[a-z].* [\d,]+ +[\d.]+$': len(simulator.ROWS),
+    r'^replay, .* [\d.]+ x bare steps': 2,
+  },
   'stragglers': {'^(pull|allreduce)(-disturbed)? +\\d': 4, '^Goal: ': 2},
   'training': {
     r'^1 +lenet +16 +(0|scan) ': 2,
