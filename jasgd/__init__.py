@@ -20,7 +20,8 @@ room          question                        to change, open
                                               `_models.py`
 `workdir`     which files does a run leave?   checkpoints: `_checkpoints.py`
 `engine`      what does a trace do to the     records to operations:
-              weights?                        `_readers.py`
+              weights?                        `_push_reader.py`,
+                                              `_record_reader.py`
 `runtime`     how do real processes work      a wire: `wires/_wire.py`, ...
               together?
 `reports`     what do people look at?         a picture: `_timeline.py`, ...
