@@ -193,15 +193,14 @@ def _make_bare(
   is_loop: bool,
 ) -> Callable[[], float]:
   """Steps without our engine; a call returns the seconds of many of them."""
-  params, stats = task.init(jax.random.key(0))
+  key = jax.random.key(0)
+  params, stats = task.init(key)
   carry = (params, optimizer.init(params))
 
   def step(number: Any, carry: Any, data: Any) -> Any:
     params, state = carry
     batch = task.batches(data, 0, 0, number)
-    grads = jax.grad(lambda each: task.loss(each, stats, batch, None)[0])(
-      params
-    )
+    grads = jax.grad(lambda each: task.loss(each, stats, batch, key)[0])(params)
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
