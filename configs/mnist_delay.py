@@ -8,7 +8,12 @@ whole set-up of the paper is configs/a2_mnist_delay.py.
 
 DATA is a folder of tensorflow-datasets; leave it out to download. About 25
 seconds on one core. Test accuracy 0.91; at --config.optimizer.rate=0.01 the
-network collapses to one class (0.1135), as in the paper's figure 2.
+network collapses to one class (0.1135), as in the paper's figure 2. To see both
+rates at three delays:
+
+  python -m launch.sweep --config=configs/mnist_delay.py --workdir=/tmp/s \
+    --config.task.data_dir=DATA \
+    --grid='optimizer.rate=0.00316,0.01;strategy.delay=0,1,8'
 """
 
 from configs import sizes
