@@ -156,6 +156,14 @@ class FrontDesk:
     if snapshot is not None:
       self._store.end_lease(snapshot)
 
+  def save(self) -> dict[str, int]:
+    """Counts of messages, for a checkpoint."""
+    return dict(self.counts)
+
+  def restore(self, counts: dict[str, int]) -> None:
+    """Inverse of `save`."""
+    self.counts.update(counts)
+
   def list_leased(self) -> list[_snapshots.Snapshot]:
     """Snapshots that visitors have."""
     return [each for each in self._visitors.values() if each is not None]

@@ -143,6 +143,52 @@ class ServerSettings:
       return math.inf
     return math.ceil(self.num_epochs * self.task.num_samples)
 
+  def make_header(self, message_size: int) -> dict[str, Any]:
+    """Header of the trace, with all data that replay and reports need.
+
+    Args:
+      message_size: Bytes of weights, or of a gradient, in a message.
+
+    Returns:
+      The header.
+    """
+    return {
+      **self.header,
+      'is_recorded': True,
+      'strategy': self.protocol.to_config(),
+      'description': self.protocol.describe(),
+      'num_workers': self.num_learners,
+      'num_present': 0,  # At the beginning: each learner joins by a record.
+      'overlap': self.overlap,
+      'batch': self.task.batch,
+      'steps_per_push': self.protocol.steps_per_push,
+      'steps_per_fetch': self.protocol.steps_per_fetch,
+      'bytes_per_push': message_size,
+      'bytes_per_pull': message_size,
+      'wire_dtype': self.wire_dtype,
+    }
+
+  def describe_run(self, learner: int, num_computed: int) -> dict[str, Any]:
+    """Settings that the first answer to a learner carries.
+
+    Args:
+      learner: Number of the learner.
+      num_computed: Minibatches that it has computed.
+
+    Returns:
+      The settings, JSON-serialisable.
+    """
+    return {
+      'learner': learner,
+      'seed': self.seed,
+      'steps_per_push': self.protocol.steps_per_push,
+      'steps_per_fetch': self.protocol.steps_per_fetch,
+      'num_computed': num_computed,
+      'local_rate': self.local_rate,
+      'overlap': self.overlap,
+      'silence': self.deadlines.silence,
+    }
+
 
 def make_fingerprint(
   task: tasks.Task, layout: engine.Layout, seed: int, more: str = ''

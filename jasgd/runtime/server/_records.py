@@ -123,16 +123,14 @@ class LearnerRecords:
     }
     self._recorder.write(_Kind.PUSH, row)
 
-  def record_fetch(
-    self, session: _sessions.LearnerSession, read_clock: int, clock: int
-  ) -> None:
-    """Records that a learner got weights apart from a push."""
+  def record_fetch(self, session: _sessions.LearnerSession, clock: int) -> None:
+    """Records that a learner got the newest weights, apart from a push."""
     self._write(
       _Kind.FETCH,
       worker=session.learner,
       step=session.num_computed,
       version=clock,
-      read_version=read_clock,
+      read_version=clock,
     )
 
   def record_presence(
