@@ -209,13 +209,19 @@ class Membership:
   def note_death(self, channel: _Channel, message: _Message) -> None:
     """Handles a LOST: a launcher says that the process of a learner is dead.
 
-    If it had not joined yet, the others need not wait for it.
+    If it had not joined yet, the others need not wait for it; nor if it was
+    connected to an earlier incarnation of this server. The death of a learner
+    that is connected now shows in its channel.
     """
     if not (message.text.isascii() and message.text.isdecimal()):
       raise _MessageError(
         'pid', f'The text of a LOST must be a pid, got {message.text[:20]!r}.'
       )
-    self.attendance.add_death(int(message.text))
+    pid = int(message.text)
+    self.attendance.add_death(pid)
+    for session in self._sessions.list_in(_State.ABSENT):
+      if session.pid == pid != 0:
+        self._lose(session, 'its process is dead')
     if not self._end.has_come:
       self._begin_if_complete()
     channel.send(_Message(_Verb.ANSWER))
