@@ -16,6 +16,9 @@ from jasgd import protocols
 from jasgd import tasks
 
 ON_LEARNER_LOST = ('continue', 'fail')
+# An adaptive deadline is the longest time of late times this factor. Each time
+# that is shorter takes this part of the longest one.
+_ADAPTIVE_FACTOR, _DECAY = 10.0, 0.98
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,8 @@ class Deadlines:
     silence: Wait for any sign of life from the other side, WAITs included. A
       server sends four WAITs within it.
     step: Wait for the gradient of a learner that others wait for; of nodes, for
-      the answer of a peer. 0: ten times the longest that was seen of late, or
-      `first_step` before any was seen.
+      the answer of a peer. 0: adaptive, ten times the longest time of late. For
+      learners it is `first_step` before a time was seen.
     first_step: As `step`, while a worker may still be compiling.
     rejoin: Wait for learners to come back after the server's restart, or for
       the centre after its own.
@@ -51,6 +54,23 @@ class Deadlines:
           f'The deadline {field.name} must be finite and at least {minimum} '
           f'seconds, got {value}.'
         )
+
+  def find_step(self, longest: float, minimum: float) -> float:
+    """Seconds to wait for a gradient, or for an answer.
+
+    Args:
+      longest: Longest time of late, from `update_longest`.
+      minimum: Least seconds of an adaptive deadline.
+
+    Returns:
+      The deadline `step`, or the adaptive one.
+    """
+    return self.step or max(_ADAPTIVE_FACTOR * longest, minimum)
+
+
+def update_longest(longest: float, seconds: float) -> float:
+  """The longest time of late: with each time, earlier ones count less."""
+  return max(seconds, _DECAY * longest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from jasgd import gossip
+from jasgd import runtime
 from jasgd import workdir as workdirs
 from jasgd.runtime import wires
 from jasgd.runtime.nodes import _connections
@@ -81,14 +82,14 @@ class Registry:
     self.heard.append(told)
 
 
-def make_peers(registry, **options):
+def make_peers(registry, **deadlines):
   return _connections.PeerConnections(
     registry,
     lambda member: member < 5,
     lambda: 'hello',
     SIZE,
+    runtime.Deadlines(**deadlines),
     clock=lambda: registry.now,
-    **options,
   )
 
 
@@ -216,7 +217,7 @@ def test_patience_follows_the_answers_of_late():
   assert pull(peers, registry, 0.01) == 1.0
   assert pull(peers, registry, 0.9) == 1.0
   assert pull(peers, registry, 0.01) == pytest.approx(9.0)
-  assert pull(peers, registry, 0.01) == pytest.approx(9.0 * 0.99)
+  assert pull(peers, registry, 0.01) == pytest.approx(9.0 * 0.98)
   for _ in range(300):
     patience = pull(peers, registry, 0.01)
   assert patience == 1.0  # One slow answer is forgotten.
@@ -233,7 +234,7 @@ def test_patience_has_a_bound():
 
 def test_a_deadline_that_is_given_is_kept():
   registry = Registry(1)
-  peers = make_peers(registry, deadline=3.0)
+  peers = make_peers(registry, step=3.0)
   look(peers)
   pull(peers, registry, 2.9)
   assert pull(peers, registry, 0.01) == 3.0

@@ -11,8 +11,12 @@ import jax
 from jasgd import engine
 from jasgd import gossip
 from jasgd import traces
+from jasgd import workdir as workdirs
+from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _member
+from jasgd.runtime.nodes import _registry
 from jasgd.runtime.nodes import _weights
+from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _buffers
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
@@ -28,9 +32,25 @@ _LOOK_INTERVAL = 1.0
 class Centre(_member.Member):
   """The centre of elastic averaging. The arguments are those of `Member`."""
 
-  def __init__(self, *arguments: Any, **options: Any) -> None:
-    super().__init__(*arguments, **options)
-    settings = self._settings
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    linger: float = math.inf,
+    stopped: threading.Event | None = None,
+  ) -> None:
+    super().__init__(
+      settings,
+      run,
+      registry,
+      bind,
+      node=traces.SERVER,
+      linger=linger,
+      stopped=stopped,
+    )
     self._functions = engine.make_node_functions(
       settings.task, settings.optimizer, self._files.layout
     )

@@ -22,10 +22,12 @@ import numpy as np
 
 from jasgd import engine
 from jasgd import traces
+from jasgd import workdir as workdirs
 from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _member
 from jasgd.runtime.nodes import _registry
 from jasgd.runtime.nodes import _weights
+from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
 
@@ -58,9 +60,26 @@ _MAX_NUMBER = 2**31 - 1
 class GroupNode(_member.Member):
   """A node of an all-reduce. The arguments are those of `Member`."""
 
-  def __init__(self, *arguments: Any, **options: Any) -> None:
-    super().__init__(*arguments, **options)
-    settings = self._settings
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    node: int,
+    linger: float = math.inf,
+    stopped: threading.Event | None = None,
+  ) -> None:
+    super().__init__(
+      settings,
+      run,
+      registry,
+      bind,
+      node=node,
+      linger=linger,
+      stopped=stopped,
+    )
     mesh = make_mesh(settings.num_nodes)
     self._average = engine.make_group_average(mesh)
     self._functions = engine.make_node_functions(

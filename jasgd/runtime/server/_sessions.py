@@ -11,11 +11,8 @@ from jasgd.runtime import _snapshots
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
 
-# Factor on the longest computing time, for each gradient that took less.
-_DECAY = 0.98
-# A step deadline is the longest computing time of late times this factor, and
-# at least so many seconds.
-_DEADLINE_FACTOR, _MIN_DEADLINE = 10.0, 5.0
+# Least seconds of an adaptive deadline for a gradient.
+_MIN_DEADLINE = 5.0
 # Learners that a text names at most: more fit neither a line nor a message.
 _MAX_NAMES = 8
 
@@ -129,8 +126,8 @@ class LearnerSession:
   def count_push(self, time: float) -> None:
     """Counts a valid push, and the time that it took."""
     seconds = time - self.start_time
-    if self.is_warm:  # Long ago counts less and less.
-      self.longest = max(seconds, _DECAY * self.longest)
+    if self.is_warm:
+      self.longest = _settings.update_longest(self.longest, seconds)
     self.is_warm = True
     self.next_step += 1
 
@@ -386,12 +383,9 @@ class Sessions:
 
   def find_step_deadline(self, deadlines: _settings.Deadlines) -> float:
     """Seconds that a gradient may take while other learners wait for it."""
-    if deadlines.step:
-      return deadlines.step
     longest = max((each.longest for each in self), default=0.0)
-    if not longest:
-      return deadlines.first_step
-    return max(_DEADLINE_FACTOR * longest, _MIN_DEADLINE)
+    minimum = _MIN_DEADLINE if longest else deadlines.first_step
+    return deadlines.find_step(longest, minimum)
 
   def describe_waits(self, time: float) -> str:
     """Which learners wait for which, in words; '' if none waits."""
