@@ -219,7 +219,7 @@ def make_fingerprint(
     task: Task to learn.
     layout: Layout of its weights in messages.
     seed: Seed of the run.
-    more: Text of everything else that must be equal.
+    more: Text of all other settings that must be equal.
 
   Returns:
     A 16-digit hash: equal for equal arguments.

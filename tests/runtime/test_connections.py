@@ -1,4 +1,4 @@
-"""The others, as a node sees them: they come, go, are silent, and come back."""
+"""Connections of a node to peers that come, go, are silent, and come back."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ SIZE = 8
 
 
 class Connection:
-  """To somebody who answers as the test says, after as long as it says."""
+  """A connection to a peer whose answers and delays the test sets."""
 
   def __init__(self, registry, peer):
     self._registry = registry
@@ -49,14 +49,14 @@ class Connection:
 
 
 class Registry:
-  """Knows who is there; the test decides who that is."""
+  """A registry whose members the test sets."""
 
   def __init__(self, *there):
     self.there = set(there)
     self.known = [1, 2, 7]
-    self.unfriendly, self.moved, self.heard = set(), {}, []
-    self.errors = []  # What the next requests for weights end in.
-    self.refusals = 0  # Of strangers.
+    self.unfriendly, self.moved, self.merged = set(), {}, []
+    self.errors = []  # Errors of the next requests for weights.
+    self.refusals = 0  # Refusals of `contact_addresses`.
     self.requests, self.connections = [], []
     self.now = self.seconds = 0.0
 
@@ -72,14 +72,14 @@ class Registry:
     def connect(size):
       assert size == SIZE
       if peer not in self.there:
-        raise wires.WireError('Nobody is there.')
+        raise wires.WireError('There is no server.')
       self.connections.append(Connection(self, peer))
       return self.connections[-1]
 
     return connect
 
-  def merge(self, told):
-    self.heard.append(told)
+  def merge(self, entries):
+    self.merged.append(entries)
 
 
 def make_peers(registry, **deadlines):
@@ -94,20 +94,20 @@ def make_peers(registry, **deadlines):
 
 
 def look(peers):
-  """What the thread does, again and again, once."""
+  """Does one round of the connecting thread."""
   peers._connect_all()
   return peers.alive
 
 
-def test_those_who_are_wanted_and_there_are_alive():
+def test_wanted_peers_that_answer_are_alive():
   registry = Registry(2, 7)
   peers = make_peers(registry)
   assert peers.alive == []
   assert look(peers) == [2]
   registry.there.add(1)
   assert look(peers) == look(peers) == [1, 2]
-  assert len(registry.connections) == 2  # Nobody is asked twice.
-  assert registry.heard == [{'9': ['a:1', 1.0]}] * 2
+  assert len(registry.connections) == 2  # One connection for each peer.
+  assert registry.merged == [{'9': ['a:1', 1.0]}] * 2
   assert peers.pull(2).version == 4
   assert peers.get_status(1)['node'] == 1
   peers.close()
@@ -115,7 +115,7 @@ def test_those_who_are_wanted_and_there_are_alive():
   assert all(each.is_closed for each in registry.connections)
 
 
-def test_who_is_lost_may_come_back(caplog):
+def test_a_lost_peer_may_come_back(caplog):
   caplog.set_level(logging.WARNING)
   registry = Registry(1, 2)
   peers = make_peers(registry)
@@ -142,13 +142,13 @@ def test_who_is_lost_may_come_back(caplog):
   ('error', 'fate'),
   [
     (None, gossip.Outcome.FULL),
-    # It may have come.
+    # The payload may have arrived.
     (wires.WireError('It was silent.'), gossip.Outcome.UNKNOWN),
     (wires.UntakenError('It has hung up.'), gossip.Outcome.UNREACHABLE),
     (wires.RefusedError('Say HELLO.'), gossip.Outcome.UNREACHABLE),
   ],
 )
-def test_what_became_of_a_payload(error, fate):
+def test_the_outcome_of_a_payload(error, fate):
   registry = Registry(1)
   peers = make_peers(registry)
   look(peers)
@@ -164,7 +164,7 @@ def test_what_became_of_a_payload(error, fate):
     )
 
 
-def test_who_does_not_want_us_is_asked_again_and_told_of_once(caplog):
+def test_a_peer_that_refuses_is_asked_again_and_logged_once(caplog):
   registry = Registry(1)
   registry.unfriendly.add(1)
   peers = make_peers(registry)
@@ -178,18 +178,18 @@ def test_who_does_not_want_us_is_asked_again_and_told_of_once(caplog):
   assert look(peers) == [1]
 
 
-def test_somebody_else_at_the_address_is_left_alone():
+def test_another_node_at_the_address_is_ignored():
   registry = Registry(1)
   registry.moved[1] = 3
   peers = make_peers(registry)
   assert look(peers) == []
-  assert registry.heard == []
+  assert registry.merged == []
   assert registry.connections[0].is_closed
   registry.moved.clear()
   assert look(peers) == [1]
 
 
-def test_a_stranger_who_refuses_is_told_of_once(caplog):
+def test_an_unknown_address_that_refuses_is_logged_once(caplog):
   registry = Registry(1)
   registry.refusals = True
   peers = make_peers(registry)
@@ -204,13 +204,13 @@ def test_a_stranger_who_refuses_is_told_of_once(caplog):
 
 
 def pull(peers, registry, seconds):
-  """Lets node 1 take its time; the patience that there was with it."""
+  """Pulls from node 1, which takes `seconds`; gives the deadline."""
   registry.seconds = seconds
   assert peers.pull(1) is not None
   return registry.requests[-1][-1]
 
 
-def test_patience_follows_the_answers_of_late():
+def test_the_adaptive_deadline_follows_recent_answers():
   registry = Registry(1)
   peers = make_peers(registry, silence=60.0)
   look(peers)
@@ -223,7 +223,7 @@ def test_patience_follows_the_answers_of_late():
   assert patience == 1.0  # One slow answer is forgotten.
 
 
-def test_patience_has_a_bound():
+def test_the_adaptive_deadline_is_at_most_silence():
   registry = Registry(1)
   peers = make_peers(registry, silence=20.0)
   look(peers)
@@ -241,7 +241,7 @@ def test_a_deadline_that_is_given_is_kept():
   assert {deadline for *_, deadline in registry.requests} == {3.0}
 
 
-def test_others_are_waited_for():
+def test_wait_for_a_number_of_peers():
   registry = Registry(1)
   peers = make_peers(registry)
   stopped = threading.Event()
@@ -259,7 +259,7 @@ def test_others_are_waited_for():
 @pytest.mark.parametrize(
   'error', [OSError('Stale file handle'), workdirs.WorkdirError('mode 0644')]
 )
-def test_what_ends_the_search_is_for_the_owner(error):
+def test_the_owner_raises_the_error_of_the_thread(error):
   registry = Registry(1)
   peers = make_peers(registry)
 

@@ -23,7 +23,7 @@ from jasgd.runtime.wires import _wire
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks whether a checkpoint is due, or it is to end.
+# Seconds between two checks for a due checkpoint or a request to end.
 _INTERVAL = 0.05
 # Seconds between two looks at the nodes.
 _LOOK_INTERVAL = 1.0
@@ -60,8 +60,8 @@ class Centre(_member.Member):
     )
     self._began_with: list[int] = []
     self._lock = threading.Lock()  # Guards the replica and `_began_with`.
-    # Whether no node makes steps any more: nodes that are done see only the
-    # centre, and ask it whether they are still needed.
+    # Whether no node makes steps any more. Nodes that are done contact only the
+    # centre: its status says whether other nodes still make steps.
     self._is_done = False
 
   def describe(self) -> dict[str, Any]:

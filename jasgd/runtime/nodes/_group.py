@@ -3,8 +3,8 @@
 The synchronous baseline. Every process has one node, on its first device. The
 mean of all nodes is one compiled program over all processes; its messages go by
 gloo on CPUs, and by NCCL or ICI on accelerators. A process that is lost stops
-all others: they say so and end, and their launcher starts all of them again
-from their checkpoints.
+all others: they log the loss and end, and their launcher starts all of them
+again from their checkpoints.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -174,7 +174,7 @@ class GroupNode(_member.Member):
     replica.commit_restart(version or 0)
 
   def _linger_on(self) -> None:
-    """Answers its launcher, until it is told to end."""
+    """Answers its launcher until it must stop, or `linger` has passed."""
     linger = self._linger if self._is_done else _STOPPED_LINGER
     done_at = time.monotonic()
     while not self._is_stopping() and time.monotonic() - done_at < linger:

@@ -139,7 +139,7 @@ class Peer(_member.Member):
     return member != self._node and 0 <= member < self._settings.num_nodes
 
   def _restore(self) -> None:
-    """Resumes from the last checkpoint, or from the start, if it was here."""
+    """Resumes, from the last checkpoint or from the start, if it has files."""
     weights = self._weights
     found = self._files.restore(weights.state, weights.position)
     if found is not None:
@@ -164,7 +164,7 @@ class Peer(_member.Member):
     self, peers: _connections.PeerConnections, exchanger: _exchange.Exchanger
   ) -> None:
     """Waits for the other nodes, and joins them if they have begun."""
-    # With a centre, a node sees only the centre, which knows who is there.
+    # With a centre, a node contacts only the centre, which lists the nodes.
     has_centre = self._settings.strategy.has_centre
     has_steps = self._weights.step < self._settings.num_steps
     num_others = self._settings.num_nodes - 1
@@ -186,7 +186,7 @@ class Peer(_member.Member):
       )
       if not self._is_resumed and any(map(self._is_ahead, statuses)):
         exchanger.join()
-        company = {self._node}  # The others know with whom they began.
+        company = {self._node}  # The others know their own first members.
         break
       begun = [each for each in statuses if each['has_begun']]
       if begun:  # The others have begun, and wait for no more nodes.

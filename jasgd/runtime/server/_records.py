@@ -34,6 +34,17 @@ class Push(NamedTuple):
     assert self.decision.fate is not None  # Each push has one.
     return self.decision.fate
 
+  @property
+  def answered(self) -> tuple[int, ...]:
+    """Learners that are answered after it.
+
+    The protocol does not decide on a gradient after the end of the run: its
+    learner is answered in any case.
+    """
+    if self.fate == protocols.Fate.AFTER_END:
+      return (self.session.learner,)
+    return self.decision.released
+
 
 class LearnerRecords:
   """Records what learners did. All but pushes are flushed at once.

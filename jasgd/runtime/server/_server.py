@@ -377,16 +377,7 @@ class Server:
     self._commit(
       lambda snapshot: self._record_pushes(pushes, calls, snapshot),
       updates=any(push.decision.updates for push in pushes),
-      released=[
-        learner
-        for push in pushes
-        for learner in (
-          # The protocol did not see a gradient after the end.
-          (push.session.learner,)
-          if push.fate == _Fate.AFTER_END
-          else push.decision.released
-        )
-      ],
+      released=[learner for push in pushes for learner in push.answered],
     )
 
   def _decide_pushes(self, channel: _Channel, message: _Message) -> list[_Push]:
@@ -399,8 +390,8 @@ class Server:
     pushes = [] if first is None else [first]
     if self._settings.max_group == 1 or not self._protocol.updates_each:
       return pushes
-    # No more than the budget allows: these gradients are decided on before
-    # the clock advances.
+    # At most as many as the budget allows: the protocol decides on all of these
+    # gradients before the clock advances.
     room = self._weights.count_affordable()
     while len(pushes) < room:
       event = self._take_event(0)

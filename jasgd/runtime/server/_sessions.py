@@ -49,7 +49,7 @@ class LearnerSession:
     num_applied: Its gradients that were applied.
     num_not_finite: Its gradients that were not finite.
     is_warm: Whether it has sent a gradient: the first one includes compiling.
-    longest: Longest computing time of late, in seconds; 0: none was seen.
+    longest: Longest recent computing time, in seconds; 0: there was none.
   """
 
   learner: int
