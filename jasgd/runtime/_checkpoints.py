@@ -1,4 +1,4 @@
-"""Checkpoints of a server or a node: one copy, then a thread writes them."""
+"""Checkpoints of a server or a node: a thread writes a copy of the state."""
 
 from collections.abc import Callable, Sequence
 import errno
@@ -18,7 +18,7 @@ from jasgd.runtime import _snapshots
 
 _log = logging.getLogger(__name__)
 
-# How often a checkpoint is tried again that failed for lack of file
+# Number of times that a checkpoint is tried again which failed for lack of file
 # descriptors, and the seconds between two tries.
 _MAX_RETRIES = 60
 _RETRY_PAUSE = 1.0
@@ -27,7 +27,7 @@ _RETRY_PAUSE = 1.0
 class Checkpoints:
   """Copies the state into kept buffers, and lets a thread write them.
 
-  It belongs to the owner of the state, like all methods.
+  Only the thread that owns the state may call its methods.
 
   Args:
     workdir: Folder of the checkpoints.
@@ -91,7 +91,8 @@ class Checkpoints:
 
     Args:
       state: State with `params` and `stats`, which is copied.
-      position: Everything else, JSON-serialisable; `clock` is the version.
+      position: The other parts of the state, JSON-serialisable; `clock` is the
+        version.
       snapshots: Snapshots to save. They are leased until they are written.
 
     Raises:
@@ -112,7 +113,7 @@ class Checkpoints:
     self._thread.start()
 
   def wait(self) -> None:
-    """Waits until nothing is being written.
+    """Waits until the last checkpoint is written.
 
     Raises:
       OSError: if it could not be written.

@@ -1,4 +1,4 @@
-"""Crash points: places where a test may kill a process. Not for users.
+"""Crash points: places where a test may kill a process. Only tests use them.
 
 A process has crash points only if the variable is set in its environment;
 otherwise passing a point costs a comparison with None.

@@ -1,7 +1,8 @@
 """The front desk of a server, a centre or a node: requests from the inbox.
 
-It answers what every owner of weights answers alike (PULL, STATUS, STOP, LEAVE,
-and refusals), and passes all other messages on to the owner's handlers.
+It answers the requests that are alike for every owner of weights (PULL, STATUS,
+STOP, LEAVE), refuses bad messages, and passes all other messages on to the
+owner's handlers.
 """
 
 import collections
@@ -104,7 +105,7 @@ class FrontDesk:
   def refuse(
     self, channel: _wire.Channel, refusal: _messages.MessageError
   ) -> None:
-    """Counts a bad message, and tells its sender what it should be."""
+    """Counts a bad message, and sends the rule to its sender."""
     self._count_refusal(channel, refusal)
     channel.send(_messages.Message(_Verb.REFUSED, text=str(refusal)))
 
@@ -155,6 +156,14 @@ class FrontDesk:
     snapshot = self._visitors.pop(channel, None)
     if snapshot is not None:
       self._store.end_lease(snapshot)
+
+  def save(self) -> dict[str, int]:
+    """Counts of messages, for a checkpoint."""
+    return dict(self.counts)
+
+  def restore(self, counts: dict[str, int]) -> None:
+    """Inverse of `save`."""
+    self.counts.update(counts)
 
   def list_leased(self) -> list[_snapshots.Snapshot]:
     """Snapshots that visitors have."""

@@ -49,7 +49,7 @@ class Learner:
     min_seconds: Least seconds of a gradient, to imitate slower learners. By the
       learner's number; the last entry is for all further learners. (): no
       limit.
-    patience: Seconds for which the server may be away.
+    patience: Seconds for which the learner tries to reach the server.
     stopped: Event that makes the learner leave after its gradient.
   """
 
@@ -86,7 +86,7 @@ class Learner:
     }
     self._silence = _settings.Deadlines().silence
     self._learner = -1
-    self._told: dict[str, Any] = {}
+    self._run_settings: dict[str, Any] = {}  # The server sends them.
     # The request that is not answered yet, and its gradient.
     self._unanswered: tuple[_messages.Message, np.ndarray | None] | None = None
     self._connection: _wire.Connection
@@ -98,7 +98,7 @@ class Learner:
       The reason that the server gives.
 
     Raises:
-      WireError: if the server was away for too long.
+      WireError: if the server could not be reached for `patience` seconds.
       RefusedError: if the server refuses this learner.
     """
     self._computing.warm_up()
@@ -136,10 +136,10 @@ class Learner:
       self._learner, self._unanswered = -1, None
       answer = self._request(self._make_hello())
     if answer.verb != _Verb.END:
-      self._told = json.loads(answer.text)
+      self._run_settings = json.loads(answer.text)
       self._learner = self._computing.learner = answer.worker
-      self._computing.local_rate = self._told['local_rate']
-      self._silence = self._told['silence']
+      self._computing.local_rate = self._run_settings['local_rate']
+      self._silence = self._run_settings['silence']
     return answer
 
   def _make_hello(self) -> _messages.Message:
@@ -175,9 +175,10 @@ class Learner:
       answer = self._send_again(*unanswered)
     if answer.verb == _Verb.END:
       return answer.text
-    if self._told['steps_per_push'] != self._told['steps_per_fetch']:
+    run = self._run_settings
+    if run['steps_per_push'] != run['steps_per_fetch']:
       return self._learn_apart(answer)
-    if self._told['overlap']:
+    if run['overlap']:
       return self._learn_overlapped(answer)
     while answer.verb != _Verb.END:
       if self._stopped.is_set():
@@ -191,18 +192,19 @@ class Learner:
     self, weights: _messages.Message, step: int
   ) -> tuple[engine.Push, float]:
     """Computes a push at some weights; gives it with the seconds it took."""
-    num_steps = self._told['steps_per_push']
+    num_steps = self._run_settings['steps_per_push']
     return self._computing.compute(weights, step * num_steps, num_steps)
 
   def _learn_overlapped(self, answer: _messages.Message) -> str:
     """Fetches the next weights while a gradient is computed."""
-    usual = fetch_seconds = 0.0  # Seconds of the last gradient and fetch.
+    # Seconds of the last gradient and of the last fetch.
+    usual = fetch_seconds = 0.0
     with futures.ThreadPoolExecutor(1) as thread:
       weights, step = answer, answer.step
       while True:
         if self._stopped.is_set():
           return self._leave()
-        # Just in time, as weights grow stale from when they are fetched.
+        # The fetch ends just before the gradient: weights that wait grow stale.
         delay = max(0.0, usual - 1.5 * fetch_seconds)
         computed = threading.Event()
         fetched = thread.submit(self._fetch_later, computed, delay, step)
@@ -243,12 +245,12 @@ class Learner:
     return answer, time.perf_counter() - begin
 
   def _learn_apart(self, answer: _messages.Message) -> str:
-    """Steps on a replica of its own; pushes and fetches at their own pace."""
+    """Steps on its own replica; pushes and fetches have their own periods."""
     n_push, n_fetch = (
-      self._told[name] for name in ('steps_per_push', 'steps_per_fetch')
+      self._run_settings[name] for name in ('steps_per_push', 'steps_per_fetch')
     )
     computing, functions = self._computing, self._computing.functions
-    position = self._told['num_computed']
+    position = self._run_settings['num_computed']
     weights, push_number = answer, answer.step
     copy = functions.start_copy(computing.view(weights))
     since_push = since_fetch = 0
@@ -326,7 +328,7 @@ class Learner:
     """Sends the request that an earlier server has not answered."""
     if gradient is not None:
       np.copyto(self._connection.outgoing, gradient)
-    message.flags &= ~_Flag.KEEPS_WEIGHTS  # The learner has none.
+    message.flags &= ~_Flag.KEEPS_WEIGHTS  # It has no weights to keep.
     return self._send(message)
 
   def _send(self, message: _messages.Message) -> _messages.Message:

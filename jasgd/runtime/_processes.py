@@ -1,8 +1,9 @@
 """Child processes: spawned, never forked, and never left behind.
 
 A child gets its job as a line of JSON on its standard input. It ends when that
-input ends, so it does not outlive its parent, however that ends. Secrets are
-passed this way too, or in files, and appear in no list of processes.
+input ends, so it does not outlive its parent, even if the parent is killed.
+Secrets are passed this way too, or in files, and appear in no list of
+processes.
 """
 
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class Child:
     if num_threads is not None:
       variables[THREADS_VARIABLE] = str(num_threads)
       variables.setdefault('OMP_NUM_THREADS', str(num_threads))
-    # Whatever this process can import, the child can import.
+    # The child can import the same modules as this process.
     paths = [os.path.abspath(path or os.curdir) for path in sys.path]
     variables['PYTHONPATH'] = os.pathsep.join(paths)
     with contextlib.ExitStack() as stack:
@@ -107,7 +108,7 @@ class Child:
   def stop(self) -> None:
     """Asks it to save and end, by closing its input."""
     assert self._process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # It is gone, and its input.
+    with contextlib.suppress(BrokenPipeError):  # The process has ended.
       self._process.stdin.close()
 
   def wait(self, timeout: float) -> int | None:

@@ -32,7 +32,7 @@ class Recorder:
     get_time: Seconds since the run began.
 
   Attributes:
-    get_time: The same.
+    get_time: Function that gives the seconds since the run began.
     incarnation: Incarnation of the owner, in each record.
     last_version: Largest version that was recorded.
     last_mass: Mass in the last record of the node's own weights, when the file
@@ -123,7 +123,7 @@ class Recorder:
       num_devices: Devices of a worker that joins.
       worker: Number of the worker; None: the owner itself.
       source: Replica whose weights were read.
-      group: Number that records share which belong together.
+      group: Number that is common to the records of one call, mix or mean.
       samples: Samples of a gradient.
       step: Minibatches that the worker has computed.
       version: Version of the owner's weights after this record.

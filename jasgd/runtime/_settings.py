@@ -16,6 +16,9 @@ from jasgd import protocols
 from jasgd import tasks
 
 ON_LEARNER_LOST = ('continue', 'fail')
+# An adaptive deadline is the longest time of late times this factor. Each time
+# that is shorter takes this part of the longest one.
+_ADAPTIVE_FACTOR, _DECAY = 10.0, 0.98
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,8 @@ class Deadlines:
     silence: Wait for any sign of life from the other side, WAITs included. A
       server sends four WAITs within it.
     step: Wait for the gradient of a learner that others wait for; of nodes, for
-      the answer of a peer. 0: ten times the longest that was seen of late, or
-      `first_step` before any was seen.
+      the answer of a peer. 0: adaptive, ten times the longest time of late. For
+      learners it is `first_step` before a time was seen.
     first_step: As `step`, while a worker may still be compiling.
     rejoin: Wait for learners to come back after the server's restart, or for
       the centre after its own.
@@ -51,6 +54,23 @@ class Deadlines:
           f'The deadline {field.name} must be finite and at least {minimum} '
           f'seconds, got {value}.'
         )
+
+  def find_step(self, longest: float, minimum: float) -> float:
+    """Seconds to wait for a gradient, or for an answer.
+
+    Args:
+      longest: Longest time of late, from `update_longest`.
+      minimum: Least seconds of an adaptive deadline.
+
+    Returns:
+      The deadline `step`, or the adaptive one.
+    """
+    return self.step or max(_ADAPTIVE_FACTOR * longest, minimum)
+
+
+def update_longest(longest: float, seconds: float) -> float:
+  """The longest time of late: with each time, earlier ones count less."""
+  return max(seconds, _DECAY * longest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,6 +163,52 @@ class ServerSettings:
       return math.inf
     return math.ceil(self.num_epochs * self.task.num_samples)
 
+  def make_header(self, message_size: int) -> dict[str, Any]:
+    """Header of the trace, with all data that replay and reports need.
+
+    Args:
+      message_size: Bytes of weights, or of a gradient, in a message.
+
+    Returns:
+      The header.
+    """
+    return {
+      **self.header,
+      'is_recorded': True,
+      'strategy': self.protocol.to_config(),
+      'description': self.protocol.describe(),
+      'num_workers': self.num_learners,
+      'num_present': 0,  # At the beginning: each learner joins by a record.
+      'overlap': self.overlap,
+      'batch': self.task.batch,
+      'steps_per_push': self.protocol.steps_per_push,
+      'steps_per_fetch': self.protocol.steps_per_fetch,
+      'bytes_per_push': message_size,
+      'bytes_per_pull': message_size,
+      'wire_dtype': self.wire_dtype,
+    }
+
+  def describe_run(self, learner: int, num_computed: int) -> dict[str, Any]:
+    """Settings that the first answer to a learner carries.
+
+    Args:
+      learner: Number of the learner.
+      num_computed: Minibatches that it has computed.
+
+    Returns:
+      The settings, JSON-serialisable.
+    """
+    return {
+      'learner': learner,
+      'seed': self.seed,
+      'steps_per_push': self.protocol.steps_per_push,
+      'steps_per_fetch': self.protocol.steps_per_fetch,
+      'num_computed': num_computed,
+      'local_rate': self.local_rate,
+      'overlap': self.overlap,
+      'silence': self.deadlines.silence,
+    }
+
 
 def make_fingerprint(
   task: tasks.Task, layout: engine.Layout, seed: int, more: str = ''
@@ -153,7 +219,7 @@ def make_fingerprint(
     task: Task to learn.
     layout: Layout of its weights in messages.
     seed: Seed of the run.
-    more: Text of everything else that must be equal.
+    more: Text of all other settings that must be equal.
 
   Returns:
     A 16-digit hash: equal for equal arguments.

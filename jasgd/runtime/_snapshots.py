@@ -24,7 +24,7 @@ class Snapshot:
       their own replicas.
     step: Steps that are in a node's weights.
     mass: Mass of a node's weights, in push-sum.
-    num_leases: How many readers use them.
+    num_leases: Number of readers that use the weights.
   """
 
   incarnation: int

@@ -344,6 +344,39 @@ def test_metrics_of_a_server_that_is_killed_and_resumed(tmp_path):
 # --- The end of a run of nodes.
 
 
+def test_a_restarted_server_does_not_wait_for_a_dead_learner(tmp_path):
+  """The view tells it again of the dead. Time stands still: no deadline."""
+  bench = scripted.Bench(
+    protocols.hardsync(), workdir=workdirs.Workdir(tmp_path), num_learners=2,
+    checkpoint_seconds=1.0,
+  )  # fmt: skip
+  recipe = types.SimpleNamespace(
+    task=bench.task, make_layout=lambda: bench.server.layout
+  )
+  view = views.ServerView(recipe, None, lambda size: Wire(bench))
+  clients = [bench.join(pid=pid) for pid in (41, 42)]
+  for client in clients:
+    client.hear()
+    client.push()
+  bench.tick(2.0)  # Saves a checkpoint at clock 1, with both learners.
+  clients[0].hear()
+  held = clients[0].make_push()
+  clients[1].hang_up()
+  view.report_deaths({1: 42})
+  view.forget(CENTRE)
+  bench.crash()
+  bench.open(protocols.hardsync())
+  clients[0].reconnect()
+  (answer,) = clients[0].hello(held)
+  assert answer.flags == scripted.Flag.RESEND
+  assert clients[0].send(held) == []  # It waits for the other learner.
+  view.report_deaths({1: 42})
+  (answer,) = clients[0].hear()
+  assert (answer.version, bench.server.clock) == (2, 2)
+  view.close()
+  bench.close()
+
+
 @pytest.mark.parametrize('is_written', [False, True])
 def test_the_last_row_is_the_result(is_written, monkeypatch, tmp_path):
   """Also if all steps were evaluated, as messages round, when they ended."""

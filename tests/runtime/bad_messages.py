@@ -1,4 +1,4 @@
-"""Messages that are no good, and some that are, for a server to judge.
+"""Bad messages, and some good ones, for a server to judge.
 
 Each is the bytes of head and text, whether a payload of the right size comes
 with it, and whether a server must accept it.
@@ -16,7 +16,7 @@ _FAR = 10**7  # No run gets there.
 
 
 class Case(NamedTuple):
-  """A message, and what is to become of it."""
+  """A message, and whether the server must accept it."""
 
   data: bytes
   is_good: bool
@@ -53,11 +53,11 @@ class Maker:
     ]
 
   def draw(self):
-    """The next one."""
+    """Draws the next message."""
     return self._rng.choice(self._kinds)()
 
   def make_welcome(self):
-    """A HELLO that is good."""
+    """A good HELLO."""
     return Case(self._encode(_Verb.HELLO, step=-1, text=self._say()), True)
 
   def _say(self, **changes):
@@ -74,7 +74,7 @@ class Maker:
     return wires.encode_message(wires.Message(verb, payload=payload, **fields))
 
   def _draw_whole(self):
-    """A message that could be a good one."""
+    """A well-formed message with random fields."""
     rng = self._rng
     return self._encode(
       rng.choice(list(_Verb)),
@@ -86,7 +86,7 @@ class Maker:
       text=rng.choice(['', '{}', self._say(), 'x' * rng.randrange(100)]),
     )
 
-  # --- What is no message.
+  # --- Bytes that are no message.
 
   def _flip(self):
     data = bytearray(self._draw_whole())
@@ -104,7 +104,7 @@ class Maker:
   def _make_garbage(self):
     return Case(self._rng.randbytes(self._rng.randrange(1, 300)), False)
 
-  # --- What is one, and means nothing.
+  # --- Messages without a meaning.
 
   def _make_answer(self):
     verb = self._rng.choice([verb for verb in _Verb if verb >= 64])
@@ -129,7 +129,7 @@ class Maker:
     verb = self._rng.choice([_Verb.PULL, _Verb.STATUS])
     return Case(self._encode(verb, version=self._rng.randrange(_FAR)), True)
 
-  # --- What only some may say.
+  # --- Messages that only some clients may send.
 
   def _make_hello(self):
     changes, fields = self._rng.choice(
@@ -161,7 +161,7 @@ class Maker:
     return Case(self._encode(_Verb.HELLO, step=-1, text=self._say()), False)
 
   def _make_gradient(self):
-    """A gradient with one thing wrong."""
+    """A gradient with one wrong field."""
     welcome, rng = self._welcome, self._rng
     right = {
       'worker': welcome.worker,

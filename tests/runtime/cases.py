@@ -17,7 +17,7 @@ from jasgd.runtime import wires
 PATIENCE = 60.0  # Seconds: never reached, unless something is broken.
 NUM_LEARNERS = 4
 
-# Name -> what builds it. A new one is tested by being listed.
+# Constructors by name. A protocol that is listed here is tested.
 PROTOCOLS = {
   'asynchronous': protocols.asynchronous,
   'backup': lambda: protocols.backup(1),
@@ -47,7 +47,7 @@ def make_task(batch=4):
 
 
 def make_settings(task=None, protocol=None, **options):
-  """What to do; `optimizer`, `policy` and `per_gradient` make the update."""
+  """Settings of a server; three options make the update rule."""
   options = {
     'num_learners': NUM_LEARNERS,
     'num_updates': 30,
@@ -78,7 +78,7 @@ def run_learners(server, listener, task, *, num_learners=None, **options):
 
 
 def serve(server, until=lambda: False):
-  """Serves until the run is over, or somebody says so."""
+  """Serves until the run is over, or `until` is true."""
   for _ in range(int(PATIENCE / 0.1)):
     if server.is_over or until():
       return
@@ -91,7 +91,7 @@ def serve(server, until=lambda: False):
 
 @contextlib.contextmanager
 def run_in_threads(*functions):
-  """Runs functions meanwhile; whatever they raise is raised in the end."""
+  """Runs functions in threads; raises their first error at the end."""
   errors = []
 
   def call(function):
@@ -138,7 +138,7 @@ def train(task, protocol, workdir=None, learner=None, **options):
 
 
 def make_replay(trace, task, **options):
-  """Replays a run exactly; options as those of `make_settings`."""
+  """The exact replay of a run; options as those of `make_settings`."""
   replay = engine.Replay(
     task,
     options.get('optimizer', OPTIMIZERS['momentum']),

@@ -15,7 +15,7 @@ def _openssl(*arguments):
 
 
 def make_authority(folder, name):
-  """An authority, and what it has signed: for a server and for a client."""
+  """An authority, and the certificates of a server and of a client."""
   folder = folder / name
   folder.mkdir()
   authority, authority_key = folder / 'authority.pem', folder / 'authority.key'

@@ -67,7 +67,7 @@ def spawn(program, *arguments):
 
 
 class Raw:
-  """A client that says what it likes."""
+  """A client that may send any bytes."""
 
   def __init__(self, listener, schema=stream.SCHEMA, **kwargs):
     self._client = flight.FlightClient(listener.address)
@@ -75,7 +75,7 @@ class Raw:
       flight.FlightDescriptor.for_command(stream.COMMAND), **kwargs
     )
     self.writer.begin(schema)
-    # Nothing that a test does may wait forever.
+    # No call of a test may wait forever.
     self._timer = threading.Timer(DEADLINE, self.reader.cancel)
     self._timer.start()
 

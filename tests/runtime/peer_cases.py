@@ -11,11 +11,12 @@ from jasgd import gossip
 from jasgd import runtime
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.runtime import wires
 from tests.engine import node_cases
 
 NUM_NODES = 3
 PATIENCE = 60.0  # Seconds: never reached, unless something is broken.
-# Nobody counts as silent, however slow the machine is.
+# No peer counts as silent on a slow machine.
 PATIENT = runtime.Deadlines(step=PATIENCE)
 STRATEGIES = {
   'pull': gossip.Pull(),
@@ -88,7 +89,7 @@ class Group:
       self.errors.append(error)
 
   def stop(self, node, *, is_told=True):
-    """Ends a node in good order, if it is told; waits until it has ended."""
+    """Waits until a node has ended; sets its stop event first if `is_told`."""
     if is_told:
       self._stops[node].set()
     self._threads[node].join(PATIENCE)
@@ -106,6 +107,22 @@ class Group:
     """Waits until a node has made so many steps."""
     self.wait_for(node, 'step', count)
 
+  def report_death(self, node):
+    """Tells all members that a node is dead, as a launcher does."""
+    registry = runtime.Registry(self.run)
+    size = self.settings.make_layout().size
+    message = wires.Message(wires.Verb.LOST, worker=node)
+    deadline = time.monotonic() + PATIENCE
+    for member in self.peers:
+      while True:
+        try:
+          with contextlib.closing(registry.connect(member)(size)) as connection:
+            connection.request(message, deadline=PATIENCE)
+          break
+        except runtime.WireError:  # It has not opened its wires yet.
+          assert time.monotonic() < deadline
+          self._stops[member].wait(0.01)
+
   def join(self):
     """Waits until all have ended."""
     for thread in self._threads.values():
@@ -118,18 +135,18 @@ class Group:
     assert not self.errors
 
   def close(self):
-    """Ends everybody."""
+    """Ends all members."""
     for stopped in self._stops.values():
       stopped.set()
     for thread in self._threads.values():
       thread.join(PATIENCE)
 
   def load_trace(self):
-    """What happened."""
+    """The trace of all members."""
     return traces.Trace.load(self.run.trace)
 
   def check_replay(self):
-    """Everybody has the weights and statistics that the trace says."""
+    """Checks that each member has the weights that the trace replays to."""
     members = runtime.list_members(self.run)
     folders = {
       member: runtime.find_folder(self.run, member) for member in members

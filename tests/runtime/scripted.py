@@ -59,8 +59,8 @@ class Bench:
       holders.append(server._metrics.next)
     for session in server._sessions:
       holders += session.leases.values()
-    if server._checkpoints is not None:
-      holders += server._checkpoints._leased
+    if server._recovery.checkpoints is not None:
+      holders += server._recovery.checkpoints._leased
     snapshots = {id(each): each for each in holders}
     for snapshot in snapshots.values():
       assert snapshot.num_leases == sum(each is snapshot for each in holders)

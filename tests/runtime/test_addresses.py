@@ -1,4 +1,4 @@
-"""Where a server is, and who may know its token."""
+"""Addresses of a server, and the permissions of its token."""
 
 from concurrent import futures
 import contextlib
@@ -23,7 +23,9 @@ def test_a_wildcard_is_no_address_for_others(tmp_path):
   inbox.close()
 
 
-def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
+def test_a_token_is_made_once_and_readable_by_its_owner_only(
+  tmp_path, monkeypatch
+):
   folder = workdir.Workdir(tmp_path)
   assert wires.find_token(folder) is None
   token = wires.make_token(folder)
@@ -35,8 +37,8 @@ def test_a_token_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
   assert os.listdir(tmp_path) == ['token']
 
 
-def test_a_token_may_come_from_outside(tmp_path, monkeypatch):
-  """So that all nodes have the same, each in a folder of its own."""
+def test_a_token_may_come_from_the_environment(tmp_path, monkeypatch):
+  """All nodes get the same token, each in a folder of its own."""
   folder = workdir.Workdir(tmp_path)
   monkeypatch.setenv(wires.TOKEN_VARIABLE, 'from outside')
   assert wires.find_token(folder) == 'from outside'
@@ -45,7 +47,7 @@ def test_a_token_may_come_from_outside(tmp_path, monkeypatch):
   assert wires.find_token(folder) == 'from outside'
 
 
-def test_all_who_make_a_token_at_once_have_the_same(tmp_path):
+def test_processes_that_make_a_token_at_once_get_the_same(tmp_path):
   folder = workdir.Workdir(tmp_path)
   with futures.ThreadPoolExecutor(8) as executor:
     tokens = list(executor.map(wires.make_token, [folder] * 64))
@@ -95,6 +97,6 @@ def test_the_wire_is_chosen_by_where_the_server_is(tmp_path):
     ({'server': 'a b:5'}, "HOST:PORT, got 'a b:5'"),
   ],
 )
-def test_nonsense_is_refused(options, message):
+def test_bad_fields_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     wires.make_connect(**options)

@@ -1,4 +1,4 @@
-"""Buffers: aligned, kept, and shared so that nobody can do harm."""
+"""Buffers: aligned, kept, and shared without write access for others."""
 
 import fcntl
 import gc
@@ -36,7 +36,7 @@ def test_a_buffer_is_aligned_and_writable(size, is_shared):
   assert (buffer.array == 7).all()  # It lives as long as it is used.
 
 
-def test_unshared_buffers_are_aligned_wherever_they_come_to_lie():
+def test_unshared_buffers_are_aligned_at_any_address():
   arrays = [wires.make_aligned(size) for size in range(1, 300)]
   assert all(array.ctypes.data % wires.ALIGNMENT == 0 for array in arrays)
   assert [array.nbytes for array in arrays] == list(range(1, 300))
@@ -56,7 +56,7 @@ def test_both_sides_see_the_same_bytes(size, is_sealed):
     assert array[-1] == 255
 
 
-def test_who_gets_a_sealed_one_can_not_write():
+def test_a_sealed_buffer_cannot_be_written_by_others():
   fd, array = wires.make_shared(8192, is_sealed=True)
   again = os.open(f'/proc/self/fd/{fd}', os.O_RDWR)
   for descriptor in (fd, again):
@@ -65,7 +65,7 @@ def test_who_gets_a_sealed_one_can_not_write():
     with pytest.raises(PermissionError):
       os.pwrite(descriptor, b'harm', 0)
   os.close(again)
-  array[:] = 8  # Who made it can.
+  array[:] = 8  # The process that made it can write.
   readable = wires.map_shared(fd, 8192, is_writable=False)
   assert (readable == 8).all()
   with pytest.raises(ValueError, match='read-only'):
@@ -76,7 +76,7 @@ def test_who_gets_a_sealed_one_can_not_write():
 
 
 @pytest.mark.parametrize('is_sealed', [False, True])
-def test_nobody_can_change_the_size(is_sealed):
+def test_the_size_of_shared_memory_cannot_change(is_sealed):
   fd, array = wires.make_shared(8192, is_sealed=is_sealed)
   for size in (0, 4096, 16384):
     with pytest.raises(PermissionError):
@@ -85,7 +85,7 @@ def test_nobody_can_change_the_size(is_sealed):
   os.close(fd)
 
 
-def test_more_than_there_is_can_not_be_mapped():
+def test_a_mapping_beyond_the_end_is_refused():
   fd, _ = wires.make_shared(4096, is_sealed=True)
   with pytest.raises(ValueError, match='length'):
     wires.map_shared(fd, 4097, is_writable=False)

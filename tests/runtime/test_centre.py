@@ -14,7 +14,7 @@ from tests.runtime import peer_cases as peers
 
 @contextlib.contextmanager
 def _open_centre(folder):
-  """A centre that nobody can reach, and what becomes known of it, in order."""
+  """A centre without wires, and its records and publications in order."""
   group = peers.Group(folder, peers.STRATEGIES['elastic'])
   centre = group.make(traces.SERVER, threading.Event())
   files, events = centre._files, []
@@ -37,7 +37,7 @@ def _open_centre(folder):
 
 
 def _make_force(centre, value):
-  """What node 1 sends, with the same value everywhere."""
+  """A force of node 1, with the same value everywhere."""
   layout = centre._files.layout
   params, stats = centre._replica.state.params, centre._replica.state.stats
   payload = wires.make_aligned(layout.size)
@@ -69,8 +69,8 @@ def test_a_move_is_recorded_before_it_is_published(tmp_path):
       )
 
 
-def test_a_move_that_could_not_be_written_is_not_shown(tmp_path):
-  """As on a full disk: nobody may see what replay will never know of."""
+def test_a_move_that_cannot_be_recorded_is_not_published(tmp_path):
+  """As on a full disk: no node may see weights that replay cannot make."""
 
   def write(kind, rows):
     raise OSError('No space left on device')
@@ -82,8 +82,8 @@ def test_a_move_that_could_not_be_written_is_not_shown(tmp_path):
     assert events == []
 
 
-def test_who_is_done_stays_while_others_step(tmp_path):
-  """A node sees only the centre, and asks it whether anybody makes steps."""
+def test_nodes_that_are_done_stay_while_others_step(tmp_path):
+  """A node asks the centre, its only contact, whether nodes make steps."""
   with peers.start_group(
     tmp_path, 'elastic', num_steps=12, min_seconds=(0.0, 0.0, 0.1)
   ) as group:

@@ -1,4 +1,4 @@
-"""The others, as a node sees them: they come, go, are silent, and come back."""
+"""Connections of a node to peers that come, go, are silent, and come back."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from jasgd import gossip
+from jasgd import runtime
 from jasgd import workdir as workdirs
 from jasgd.runtime import wires
 from jasgd.runtime.nodes import _connections
@@ -18,7 +19,7 @@ SIZE = 8
 
 
 class Connection:
-  """To somebody who answers as the test says, after as long as it says."""
+  """A connection to a peer whose answers and delays the test sets."""
 
   def __init__(self, registry, peer):
     self._registry = registry
@@ -48,14 +49,14 @@ class Connection:
 
 
 class Registry:
-  """Knows who is there; the test decides who that is."""
+  """A registry whose members the test sets."""
 
   def __init__(self, *there):
     self.there = set(there)
     self.known = [1, 2, 7]
-    self.unfriendly, self.moved, self.heard = set(), {}, []
-    self.errors = []  # What the next requests for weights end in.
-    self.refusals = 0  # Of strangers.
+    self.unfriendly, self.moved, self.merged = set(), {}, []
+    self.errors = []  # Errors of the next requests for weights.
+    self.refusals = 0  # Refusals of `contact_addresses`.
     self.requests, self.connections = [], []
     self.now = self.seconds = 0.0
 
@@ -71,42 +72,42 @@ class Registry:
     def connect(size):
       assert size == SIZE
       if peer not in self.there:
-        raise wires.WireError('Nobody is there.')
+        raise wires.WireError('There is no server.')
       self.connections.append(Connection(self, peer))
       return self.connections[-1]
 
     return connect
 
-  def merge(self, told):
-    self.heard.append(told)
+  def merge(self, entries):
+    self.merged.append(entries)
 
 
-def make_peers(registry, **options):
+def make_peers(registry, **deadlines):
   return _connections.PeerConnections(
     registry,
     lambda member: member < 5,
     lambda: 'hello',
     SIZE,
+    runtime.Deadlines(**deadlines),
     clock=lambda: registry.now,
-    **options,
   )
 
 
 def look(peers):
-  """What the thread does, again and again, once."""
+  """Does one round of the connecting thread."""
   peers._connect_all()
   return peers.alive
 
 
-def test_those_who_are_wanted_and_there_are_alive():
+def test_wanted_peers_that_answer_are_alive():
   registry = Registry(2, 7)
   peers = make_peers(registry)
   assert peers.alive == []
   assert look(peers) == [2]
   registry.there.add(1)
   assert look(peers) == look(peers) == [1, 2]
-  assert len(registry.connections) == 2  # Nobody is asked twice.
-  assert registry.heard == [{'9': ['a:1', 1.0]}] * 2
+  assert len(registry.connections) == 2  # One connection for each peer.
+  assert registry.merged == [{'9': ['a:1', 1.0]}] * 2
   assert peers.pull(2).version == 4
   assert peers.get_status(1)['node'] == 1
   peers.close()
@@ -114,7 +115,7 @@ def test_those_who_are_wanted_and_there_are_alive():
   assert all(each.is_closed for each in registry.connections)
 
 
-def test_who_is_lost_may_come_back(caplog):
+def test_a_lost_peer_may_come_back(caplog):
   caplog.set_level(logging.WARNING)
   registry = Registry(1, 2)
   peers = make_peers(registry)
@@ -141,13 +142,13 @@ def test_who_is_lost_may_come_back(caplog):
   ('error', 'fate'),
   [
     (None, gossip.Outcome.FULL),
-    # It may have come.
+    # The payload may have arrived.
     (wires.WireError('It was silent.'), gossip.Outcome.UNKNOWN),
     (wires.UntakenError('It has hung up.'), gossip.Outcome.UNREACHABLE),
     (wires.RefusedError('Say HELLO.'), gossip.Outcome.UNREACHABLE),
   ],
 )
-def test_what_became_of_a_payload(error, fate):
+def test_the_outcome_of_a_payload(error, fate):
   registry = Registry(1)
   peers = make_peers(registry)
   look(peers)
@@ -163,7 +164,7 @@ def test_what_became_of_a_payload(error, fate):
     )
 
 
-def test_who_does_not_want_us_is_asked_again_and_told_of_once(caplog):
+def test_a_peer_that_refuses_is_asked_again_and_logged_once(caplog):
   registry = Registry(1)
   registry.unfriendly.add(1)
   peers = make_peers(registry)
@@ -177,18 +178,18 @@ def test_who_does_not_want_us_is_asked_again_and_told_of_once(caplog):
   assert look(peers) == [1]
 
 
-def test_somebody_else_at_the_address_is_left_alone():
+def test_another_node_at_the_address_is_ignored():
   registry = Registry(1)
   registry.moved[1] = 3
   peers = make_peers(registry)
   assert look(peers) == []
-  assert registry.heard == []
+  assert registry.merged == []
   assert registry.connections[0].is_closed
   registry.moved.clear()
   assert look(peers) == [1]
 
 
-def test_a_stranger_who_refuses_is_told_of_once(caplog):
+def test_an_unknown_address_that_refuses_is_logged_once(caplog):
   registry = Registry(1)
   registry.refusals = True
   peers = make_peers(registry)
@@ -203,26 +204,26 @@ def test_a_stranger_who_refuses_is_told_of_once(caplog):
 
 
 def pull(peers, registry, seconds):
-  """Lets node 1 take its time; the patience that there was with it."""
+  """Pulls from node 1, which takes `seconds`; gives the deadline."""
   registry.seconds = seconds
   assert peers.pull(1) is not None
   return registry.requests[-1][-1]
 
 
-def test_patience_follows_the_answers_of_late():
+def test_the_adaptive_deadline_follows_recent_answers():
   registry = Registry(1)
   peers = make_peers(registry, silence=60.0)
   look(peers)
   assert pull(peers, registry, 0.01) == 1.0
   assert pull(peers, registry, 0.9) == 1.0
   assert pull(peers, registry, 0.01) == pytest.approx(9.0)
-  assert pull(peers, registry, 0.01) == pytest.approx(9.0 * 0.99)
+  assert pull(peers, registry, 0.01) == pytest.approx(9.0 * 0.98)
   for _ in range(300):
     patience = pull(peers, registry, 0.01)
   assert patience == 1.0  # One slow answer is forgotten.
 
 
-def test_patience_has_a_bound():
+def test_the_adaptive_deadline_is_at_most_silence():
   registry = Registry(1)
   peers = make_peers(registry, silence=20.0)
   look(peers)
@@ -233,14 +234,14 @@ def test_patience_has_a_bound():
 
 def test_a_deadline_that_is_given_is_kept():
   registry = Registry(1)
-  peers = make_peers(registry, deadline=3.0)
+  peers = make_peers(registry, step=3.0)
   look(peers)
   pull(peers, registry, 2.9)
   assert pull(peers, registry, 0.01) == 3.0
   assert {deadline for *_, deadline in registry.requests} == {3.0}
 
 
-def test_others_are_waited_for():
+def test_wait_for_a_number_of_peers():
   registry = Registry(1)
   peers = make_peers(registry)
   stopped = threading.Event()
@@ -258,7 +259,7 @@ def test_others_are_waited_for():
 @pytest.mark.parametrize(
   'error', [OSError('Stale file handle'), workdirs.WorkdirError('mode 0644')]
 )
-def test_what_ends_the_search_is_for_the_owner(error):
+def test_the_owner_raises_the_error_of_the_thread(error):
   registry = Registry(1)
   peers = make_peers(registry)
 

@@ -1,7 +1,7 @@
 """The order that replay relies on: update, record, publish, answer; sync, save.
 
-Each test fails if two of these are swapped, or if what is computed is not what
-was sent.
+Each test fails if two of these are swapped, or if a gradient is computed at
+other weights than those in the message.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.runtime import peer_cases
 
 
 class Client(wires.Channel):
-  """A channel of the server that looks at the trace's file when it is told."""
+  """A channel of the server that reads the trace's file at each answer."""
 
   def __init__(self, server, folder):
     self.name = 'test'
@@ -89,7 +89,7 @@ def test_a_learner_is_answered_after_its_record_is_flushed(server, folder):
 def test_weights_that_cannot_be_recorded_are_not_published(
   server, folder, monkeypatch
 ):
-  """As on a full disk: nobody may see what replay will never know of."""
+  """As on a full disk: no client may see weights that replay cannot make."""
   client, visitor = Client(server, folder), Client(server, folder)
   client.join()
   assert client.push().version == 1
@@ -157,7 +157,7 @@ def test_a_node_publishes_after_its_record_is_flushed(tmp_path, monkeypatch):
 
 
 def _pull_version(group):
-  """The version that node 0 gives to whoever asks."""
+  """The version that node 0 has published."""
   size = group.settings.make_layout().size
   connection = runtime.Registry(group.run).connect(0)(size)
   message = wires.Message(wires.Verb.PULL)

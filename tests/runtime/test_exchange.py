@@ -41,7 +41,7 @@ class Host:
     self._node = node
     self.is_dead = False
     self.snapshot = None
-    self.lost = set()  # Those whom this node has failed to reach.
+    self.lost = set()  # Nodes that this node could not reach.
 
   # --- What a node shows.
 
@@ -159,7 +159,7 @@ class Script:
 
 
 def _list(rows, kinds):
-  """What does not depend on how time is measured, in order for each node."""
+  """Fields of the records without times, in order for each node."""
   names = ('kind', 'source', 'step', 'version', 'read_version')
   names += ('source_version', 'source_step')
   weights = ('own_weight', 'weight', 'mass')
@@ -193,7 +193,7 @@ def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
   ]
   kinds = (Kind.STEP, Kind.MIX, Kind.MOVE, Kind.LOST)
   found, expected = _list(script.rows, kinds), _list(simulated, kinds)
-  if traces.SERVER in expected:  # How many steps are in a force nobody reads.
+  if traces.SERVER in expected:  # No one reads the number of steps in a force.
     for rows in (*found.values(), *expected.values()):
       for row in rows:
         row[6] = 0
@@ -204,7 +204,7 @@ def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
     assert any(is_lost) == name.startswith('pull')
 
 
-# --- What a machine was told in a real run, told again.
+# --- The calls of a real run, repeated on a fresh machine.
 
 _METHODS = (
   *('on_alive', 'on_step', 'on_replies', 'on_outcome', 'on_message'),
@@ -214,7 +214,7 @@ _METHODS = (
 
 
 def _record_calls(strategy, calls):
-  """Lets all machines of a strategy note what they are told, and answer."""
+  """Lets all machines of a strategy log their calls and results."""
   numbers = itertools.count()
   lock = threading.Lock()
 

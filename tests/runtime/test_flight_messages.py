@@ -1,4 +1,4 @@
-"""What clients may say over Arrow Flight."""
+"""Good and bad messages over Arrow Flight."""
 
 import contextlib
 import socket
@@ -80,7 +80,9 @@ GARBAGE = {
 
 @pytest.mark.parametrize('name', GARBAGE)
 @pytest.mark.parametrize('with_batch', [False, True])
-def test_garbage_is_refused_and_then_well(inbox, name, with_batch, capfd):
+def test_garbage_is_refused_and_the_exchange_goes_on(
+  inbox, name, with_batch, capfd
+):
   data, reason = GARBAGE[name]
   with flight_case.listen(inbox) as listener, flight_case.raw(listener) as raw:
     for _ in range(2):
@@ -191,12 +193,12 @@ def test_nulls_are_refused(inbox):
     assert flight_case.get_error(inbox).reason == 'schema'
 
 
-def test_who_sends_without_end_is_cut_off(inbox):
+def test_an_endless_payload_is_cut_off(inbox):
   with (
     flight_case.listen(inbox) as listener,
     flight_case.connect(listener, 100 << 20) as connection,
   ):
-    # It hears why, though it never got to read.
+    # It gets the reason, though it has read nothing before.
     with pytest.raises(
       (wires.WireError, wires.RefusedError), match=f'{SIZE} bytes'
     ):
@@ -239,7 +241,7 @@ def test_bytes_that_are_no_http(inbox, capfd):
     garbage = np.random.default_rng(1).bytes(10_000)
     with (
       socket.create_connection(('127.0.0.1', port), DEADLINE) as stranger,
-      contextlib.suppress(ConnectionError),  # It may hang up early.
+      contextlib.suppress(ConnectionError),  # The server may disconnect early.
     ):
       stranger.sendall(garbage)
       while stranger.recv(1000):

@@ -1,4 +1,4 @@
-"""Who may come over Arrow Flight."""
+"""Tokens, certificates and bounds of Arrow Flight."""
 
 import re
 
@@ -36,7 +36,7 @@ def test_loopback_needs_none(inbox, host):
     flight_case.ask(inbox, connection)
 
 
-def test_everybody_can_come_who_has_the_token(inbox):
+def test_clients_with_the_token_are_accepted(inbox):
   with flight_case.listen(inbox, host='0.0.0.0', token=TOKEN) as listener:
     address = listener.address.replace('0.0.0.0', '127.0.0.1')
     with flight_case.connect(address, token=TOKEN) as connection:
@@ -86,7 +86,7 @@ def test_nothing_is_read_without_the_token(inbox, headers):
 
 
 @pytest.mark.parametrize('token', ['', 'two words', 'line\n', 'ümlaut', '\x00'])
-def test_tokens_that_can_not_travel(inbox, token):
+def test_tokens_that_no_header_can_carry(inbox, token):
   with pytest.raises(ValueError, match='token must') as info:
     wires.FlightListener(inbox, SIZE, token=token)
   assert not token or token not in str(info.value)
@@ -162,7 +162,7 @@ def test_a_port_that_is_taken(inbox):
     flight_case.ask(inbox, connection)
 
 
-def test_only_so_many_clients(inbox):
+def test_the_number_of_clients_is_bounded(inbox):
   with flight_case.listen(inbox, max_channels=1) as listener:
     with flight_case.connect(listener) as first:
       flight_case.ask(inbox, first)

@@ -42,7 +42,7 @@ writer, reader = client.do_exchange(
 )
 writer.begin(stream.SCHEMA)
 head = wires.encode_message(message)
-writer.write_metadata(head[:40])  # Is refused, so that the server is heard.
+writer.write_metadata(head[:40])  # The refusal shows that the server reads.
 reader.read_chunk()
 writer.write_with_metadata(stream.make_batches(array)[0], head)
 print('sent', flush=True)
@@ -61,9 +61,7 @@ def test_a_sender_is_killed_within_a_payload(inbox):
   size = 2 * flight_case.stream.CHUNK
   with flight_case.listen(inbox, size) as listener:
     with flight_case.spawn(SENDER, listener.address, size) as process:
-      assert (
-        flight_case.get_error(inbox).reason == 'truncated'
-      )  # What it is heard by.
+      assert flight_case.get_error(inbox).reason == 'truncated'
       assert process.stdout.readline() == 'sent\n'
       process.kill()
       event = inbox.get(DEADLINE)
@@ -71,18 +69,23 @@ def test_a_sender_is_killed_within_a_payload(inbox):
     assert inbox.get(0.1) is None
 
 
-@pytest.mark.parametrize('num_chunks', [0, 8])
-def test_a_server_stops(num_chunks):
-  size = max(1, num_chunks) * flight_case.stream.CHUNK
+def test_a_server_stops():
+  """Requests without a payload, and with a payload of several chunks, end."""
+  size = 8 * flight_case.stream.CHUNK
   with flight_case.spawn(SERVER, size) as process:
     address = process.stdout.readline().strip()
-    with flight_case.connect(address, size) as connection:
-      connection.request(Message(Verb.HELLO), deadline=DEADLINE)
+    with (
+      flight_case.connect(address, size) as first,
+      flight_case.connect(address, size) as second,
+    ):
+      for connection in (first, second):
+        connection.request(Message(Verb.HELLO), deadline=DEADLINE)
       process.send_signal(signal.SIGSTOP)
-      with pytest.raises(wires.WireError, match=r'silent for 0\.3 seconds'):
-        connection.request(
-          Message(Verb.EXCHANGE), has_payload=num_chunks > 0, deadline=0.3
-        )
+      for connection, has_payload in ((first, False), (second, True)):
+        with pytest.raises(wires.WireError, match=r'silent for 0\.3 seconds'):
+          connection.request(
+            Message(Verb.EXCHANGE), has_payload=has_payload, deadline=0.3
+          )
       with pytest.raises(wires.WireError, match='no server'):
         wires.connect_flight(address, size, deadline=0.3)
 
@@ -101,7 +104,7 @@ def test_a_server_is_killed():
 
 
 @pytest.mark.parametrize('host', ['127.0.0.1', 'localhost', '::1'])
-def test_a_client_that_does_nothing_is_hung_up_on(inbox, host):
+def test_an_idle_client_can_be_disconnected(inbox, host):
   with (
     flight_case.listen(inbox, host=host) as listener,
     flight_case.raw(listener) as raw,
@@ -121,7 +124,9 @@ def test_a_client_that_does_nothing_is_hung_up_on(inbox, host):
       assert other.read().verb == Verb.ANSWER
 
 
-def test_who_does_not_take_its_answer_is_hung_up_on(inbox, monkeypatch):
+def test_a_client_that_does_not_read_its_answer_is_disconnected(
+  inbox, monkeypatch
+):
   monkeypatch.setattr('jasgd.runtime.wires._flight_server._PATIENCE', 0.3)
   size = 8 * flight_case.stream.CHUNK
   with (

@@ -26,7 +26,7 @@ Kind = traces.Kind
 
 
 class _KilledError(Exception):
-  """What becomes of a node that is killed."""
+  """The error that kills a node."""
 
 
 class Meeting:
@@ -38,7 +38,7 @@ class Meeting:
     self._condition = threading.Condition()
 
   def join(self, node, number, said):
-    """Gives what all have said, in order; an error if somebody does not."""
+    """The values of all nodes, in order; an error if one of them is lost."""
     with self._condition:
       row = self._said.setdefault(number, {})
       row[node] = said
@@ -52,7 +52,7 @@ class Meeting:
     return [row[node] for node in range(NUM_NODES)]
 
   def lose(self, node):
-    """Somebody is gone, and hangs up."""
+    """Ends all waits: a node is lost."""
     with self._condition:
       self._dead.add(node)
       self._condition.notify_all()
@@ -91,7 +91,7 @@ class Group(peer_cases.Group):
         stopped.set()
       if number == deaths:
         raise _KilledError
-      # Killed after a meeting, it has not told anybody of the result.
+      # A node that is killed after a meeting has not recorded the result.
       result = self._meeting.join(node, number, said)
       if deaths is not None and number == deaths - 1:
         raise _KilledError
@@ -189,7 +189,7 @@ def test_a_group_that_is_lost_in_its_first_step_replays(tmp_path):
 
 
 def test_a_loss_between_restarts_replays(tmp_path):
-  """Of those who go on, one is killed before it has written so."""
+  """One of the resumed nodes is killed before it records its restart."""
   run_group(tmp_path, deaths={1: BEFORE_VOTE + 8})
   group = run_group(tmp_path, deaths={1: 1})
   trace = group.load_trace()
@@ -224,7 +224,7 @@ def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
     assert (2 in numbers) == (node != 1)
     assert numbers[-1] == 2 + NUM_STEPS - 1  # They go on from step 1.
   replayed = group.check_replay()
-  # The same if nobody says which versions are wanted.
+  # The same if no versions are asked for.
   whole = jasgd.replay(
     group.settings.task,
     group.settings.optimizer,
@@ -236,8 +236,8 @@ def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
 
 
 @pytest.mark.parametrize('num_met', range(BEFORE_VOTE + 4))
-def test_whoever_loses_another_one_says_so(num_met, tmp_path):
-  """At any time: before they know each other, too."""
+def test_a_node_that_loses_another_one_names_it(num_met, tmp_path):
+  """At any time, even before the nodes know their addresses."""
   group = run_group(tmp_path, deaths={1: num_met})
   assert group.killed == [1]
   errors = dict(group.errors)
@@ -250,13 +250,13 @@ def test_whoever_loses_another_one_says_so(num_met, tmp_path):
   assert f' {who} was lost' in str(errors[2])
 
 
-def test_of_several_who_are_gone_nobody_is_accused():
+def test_of_several_lost_nodes_none_is_named_first():
   assert _group._join_names([]) == 'another process'
   assert _group._join_names([2]) == 'node 2'
   assert _group._join_names([1, 2]).startswith('one of node 1, node 2 (')
 
 
-def test_other_errors_are_what_they_are():
+def test_other_errors_are_not_translated():
   lost = _group.LostProcesses(1, 2, None, 0, 0.0, lambda: 0)
   with pytest.raises(ValueError, match='a bug'), lost.detect_lost_peers():
     raise ValueError('This is a bug.')
@@ -266,7 +266,7 @@ def test_other_errors_are_what_they_are():
 
 
 def test_a_group_that_is_stopped_is_not_done(caplog, tmp_path):
-  """One is told to end: so do all, at the same step, and go on from there."""
+  """If one is told to end, all end at the same step, and resume there."""
   caplog.set_level(logging.INFO)
   # It is told in its second step, and all vote after the third.
   group = run_group(tmp_path, stops={1: BEFORE_VOTE + 4})
@@ -288,7 +288,7 @@ def test_a_group_that_is_stopped_is_not_done(caplog, tmp_path):
 
 
 class Voters:
-  """Votes of nodes whose steps take some seconds each, by a clock by hand."""
+  """Votes of nodes with given step times, at a time that the test sets."""
 
   def __init__(self, seconds):
     self._seconds = seconds
@@ -301,7 +301,7 @@ class Voters:
     ]
 
   def _all_gather(self, numbers):
-    """What all say, once they have been asked what they would."""
+    """The numbers of all nodes, from their own functions."""
     if not self._is_listening:
       return np.array(self._told)
     self._told.append(numbers)
@@ -360,11 +360,11 @@ def test_the_time_between_votes_is_bounded(seconds):
 
 
 def make_votes(rows):
-  """Votes where others say what they say."""
+  """Votes with given numbers of the other nodes."""
   return _group.Votes(lambda numbers: np.array([numbers, *rows(numbers)]))
 
 
-def test_what_all_agree_on():
+def test_agreements():
   assert make_votes(lambda own: [[3], [5]]).agree_on_number(4) == 5
   pad = [-1] * 6
   votes = make_votes(lambda own: [[10, 20, *pad], [20, 40, *pad]])

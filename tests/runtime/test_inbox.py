@@ -63,13 +63,13 @@ def test_wakes_a_thread_that_waits(inbox):
 @pytest.mark.parametrize('timeout', [0.0, 0.05])
 def test_returns_when_the_time_is_over_and_not_before(inbox, timeout):
   inbox.put('event')
-  inbox.get(0)  # Taken without a look at what wakes: it is still set.
+  inbox.get(0)  # Taken from the queue; the wake-up event is still set.
   start = time.monotonic()
   assert inbox.get(timeout) is None
   assert timeout <= time.monotonic() - start
 
 
-def test_a_time_that_is_over_is_not_for_ever(inbox):
+def test_a_negative_timeout_does_not_block(inbox):
   thread = threading.Thread(target=inbox.get, args=(-1.0,))
   thread.start()
   thread.join(5)
@@ -102,7 +102,7 @@ def test_a_socket_may_give_several_events(inbox, pair):
   assert inbox.get(0) is None
 
 
-def test_what_was_put_and_what_was_sent(inbox, pair):
+def test_events_of_threads_and_of_sockets(inbox, pair):
   left, right = pair
   inbox.watch(left.fileno(), lambda: (left.recv(100),))
   right.send(b'sent')
@@ -147,7 +147,7 @@ def test_close(pair):
   inbox.close()
   assert len(os.listdir('/proc/self/fd')) == before
   inbox.unwatch(pair[0].fileno())
-  # The number of what woke it belongs to someone else now.
+  # The number of the closed descriptor may belong to another file now.
   stranger = os.eventfd(0, os.EFD_NONBLOCK)
   inbox.put('event')
   with pytest.raises(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Shared memory: kills, strangers, rubbish, and what goes over the socket."""
+"""Shared memory: kills, strangers, garbage, and the bytes on the socket."""
 
 from concurrent import futures
 import contextlib
@@ -24,7 +24,7 @@ Message, Verb = wires.Message, wires.Verb
 PREFIX = struct.Struct('<i')
 NO_PAYLOAD = -1
 MAX_PACKET = len(wires.encode_message(Message(Verb.PULL))) + wires.MAX_TEXT
-# Answers FETCH with a snapshot, and nothing else with anything.
+# Answers FETCH with a snapshot, and no other message.
 SERVER = """
 import sys
 from jasgd.runtime import wires
@@ -99,7 +99,7 @@ def _start(program, *args):
 
 @contextlib.contextmanager
 def _connect_raw(server):
-  """A socket without manners, let in; the greeting is not read."""
+  """An accepted socket that follows no rules; its greeting is unread."""
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
     raw.settimeout(DEADLINE)
     raw.connect(server.name)
@@ -157,40 +157,37 @@ def _encode(payload_size=0, **kwargs):
   return wires.encode_message(message, **kwargs)
 
 
-@pytest.mark.parametrize('is_parked', [True, False])
-def test_the_server_is_killed(is_parked, thread):
+def test_the_server_is_killed(thread):
   memory = _count_memory()
   with _start(SERVER, SIZE) as process:
     address = process.stdout.readline().decode().strip()
+    waiting = wires.connect_memory(address, SIZE, DEADLINE)
     connection = wires.connect_memory(address, SIZE, DEADLINE)
     answer = connection.request(Message(Verb.FETCH), deadline=DEADLINE)
     assert _has_name(address)
     # Nothing in /dev/shm or elsewhere that could be left.
     assert _list_shared(process.pid) == {'/memfd:jasgd (deleted)'}
-    if is_parked:
-      future = thread.submit(
-        connection.request, Message(Verb.STATUS), deadline=DEADLINE
-      )
+    future = thread.submit(
+      waiting.request, Message(Verb.STATUS), deadline=DEADLINE
+    )
     process.send_signal(signal.SIGKILL)
     assert process.wait(DEADLINE) == -signal.SIGKILL
-    if not is_parked:
-      future = thread.submit(
-        connection.request, Message(Verb.STATUS), deadline=DEADLINE
-      )
     with pytest.raises(wires.WireError, match=r'gone|closed'):
       future.result(DEADLINE)
-  # What the client got is its own, for as long as it wants.
+    with pytest.raises(wires.WireError, match=r'gone|closed'):
+      connection.request(Message(Verb.STATUS), deadline=DEADLINE)
+  # The client may use its mapped memory after the end of the server.
   assert (answer.payload == 7).all()
   connection.outgoing[:] = 1
   assert not _has_name(address)
   with pytest.raises(wires.WireError, match='no server'):
     wires.connect_memory(address, SIZE, DEADLINE)
-  del connection, answer, future
+  del connection, waiting, answer, future
   assert _count_memory() == memory
 
 
-@pytest.mark.parametrize('is_parked', [True, False])
-def test_a_client_is_killed(is_parked, server):
+def test_a_client_is_killed(server):
+  """While it reads an answer; `test_wires` kills one that waits."""
   memory = _count_memory()
   with _start(CLIENT, server.listener.address, SIZE) as process:
     event = server.get()
@@ -198,8 +195,7 @@ def test_a_client_is_killed(is_parked, server):
     assert channel.pid == process.pid
     assert (event.message.payload == 5).all()
     assert _list_shared(process.pid) == {'/memfd:jasgd (deleted)'}
-    if not is_parked:  # It is killed while it gets, reads or asks.
-      channel.send(Message(Verb.SNAPSHOT), server.pool.take())
+    channel.send(Message(Verb.SNAPSHOT), server.pool.take())
     process.send_signal(signal.SIGKILL)
     assert process.wait(DEADLINE) == -signal.SIGKILL
   events = [server.get()]
@@ -256,7 +252,7 @@ def test_a_buffer_is_passed_once_to_each_client(server):
       channel.close()
 
 
-RUBBISH = {
+GARBAGE = {
   'nothing': (b'', 'garbage'),
   'garbage': (b'GET / HTTP/1.1\r\n\r\n', 'garbage'),
   'truncated': (_encode()[:-1], 'truncated'),
@@ -279,9 +275,9 @@ RUBBISH = {
 }
 
 
-@pytest.mark.parametrize('kind', RUBBISH)
-def test_rubbish_is_refused_and_the_client_may_stay(kind, server):
-  data, reason = RUBBISH[kind]
+@pytest.mark.parametrize('kind', GARBAGE)
+def test_garbage_is_refused_and_the_client_may_stay(kind, server):
+  data, reason = GARBAGE[kind]
   with _connect_raw(server) as raw:
     for fd in _receive(raw)[2]:
       os.close(fd)
@@ -294,7 +290,7 @@ def test_rubbish_is_refused_and_the_client_may_stay(kind, server):
       assert (answer.verb, answer.text) == (Verb.REFUSED, str(error))
     raw.send(_encode())
     assert server.get() == (channel, Message(Verb.EXCHANGE), None)
-    # And nothing is left over for the next one.
+    # No bytes are left over for the next message.
     assert server.inbox.get(0) is None
 
 
@@ -315,16 +311,16 @@ def test_longest_message_that_is_allowed(server, thread):
   connection.close()
 
 
-@pytest.mark.parametrize('is_rubbish', [False, True])
-def test_a_client_that_does_not_read_is_dropped(is_rubbish, server):
+@pytest.mark.parametrize('is_garbage', [False, True])
+def test_a_client_that_does_not_read_is_dropped(is_garbage, server):
   with _connect_raw(server) as raw:
     raw.send(_encode())
     channel, _, _ = server.get()
     events = []
     for _ in range(100_000):
-      if is_rubbish:
+      if is_garbage:
         with contextlib.suppress(ConnectionError):
-          raw.send(b'rubbish')
+          raw.send(b'garbage')
       else:
         channel.send(Message(Verb.WAIT, text='a reason ' * 20))
       while (event := server.inbox.get(0)) is not None:
@@ -334,12 +330,12 @@ def test_a_client_that_does_not_read_is_dropped(is_rubbish, server):
     assert events.count(wires.Event(channel)) == 1
     assert events[-1] == wires.Event(channel)
     assert all(event.error is not None for event in events[:-1])
-    assert bool(events[:-1]) == is_rubbish
+    assert bool(events[:-1]) == is_garbage
     channel.send(Message(Verb.ANSWER))
     assert server.inbox.get(0) is None
 
 
-def test_many_who_say_nothing(server, thread):
+def test_many_silent_clients(server, thread):
   with contextlib.ExitStack() as stack:
     for _ in range(200):
       stack.enter_context(_connect_raw(server))
@@ -354,7 +350,7 @@ def test_many_who_say_nothing(server, thread):
     assert server.get() == wires.Event(event.channel)
 
 
-def test_no_more_than_allowed(thread):
+def test_the_number_of_clients_is_bounded(thread):
   server = Server(max_channels=2)
   connections = [_connect(server, thread) for _ in range(2)]
   future = thread.submit(
@@ -365,7 +361,7 @@ def test_no_more_than_allowed(thread):
   with pytest.raises(wires.RefusedError, match='2 clients'):
     future.result(DEADLINE)
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
-    raw.connect(server.name)  # And goes before it is told.
+    raw.connect(server.name)  # It disconnects before it is refused.
   assert server.get().error.reason == 'crowded'
   assert server.inbox.get(0) is None
   connections[0].close()
@@ -378,7 +374,7 @@ def test_no_more_than_allowed(thread):
 
 @pytest.mark.parametrize('num_spare', [0, 1, 2])
 def test_no_file_descriptor_is_left(num_spare, server):
-  """For the socket, or for the memory, or for its mapping."""
+  """For the socket, the memory, or its mapping."""
   limits = resource.getrlimit(resource.RLIMIT_NOFILE)
   raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
   raw.settimeout(DEADLINE)
@@ -390,7 +386,7 @@ def test_no_file_descriptor_is_left(num_spare, server):
     raw.connect(server.name)
     event = server.get()
     assert event.error.reason == 'crowded'
-    assert server.inbox.get(0) is None  # It is not asked again and again.
+    assert server.inbox.get(0) is None  # It is not tried again.
     _, answer, _ = _receive(raw)
     assert answer.verb == Verb.REFUSED
     assert 'Too many open files' in answer.text
@@ -405,7 +401,7 @@ def test_no_file_descriptor_is_left(num_spare, server):
 
 
 def _assert_stranger_is_refused(server, raw):
-  raw.send(_encode(SIZE))  # Nobody will read it.
+  raw.send(_encode(SIZE))  # No thread reads it.
   event = server.get()
   assert event.message is None
   assert event.error.reason == 'credentials'
@@ -422,7 +418,7 @@ def test_another_user_is_refused(server, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can be someone else')
-def test_another_user_is_refused_by_what_the_kernel_says(server):
+def test_credentials_come_from_the_kernel(server):
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
     os.seteuid(65534)
     try:
@@ -453,7 +449,7 @@ def test_a_server_of_another_user_is_not_trusted(server, monkeypatch):
   ],
   ids=repr,
 )
-def test_a_server_that_talks_nonsense(packet, has_fd, thread):
+def test_a_server_that_sends_garbage(packet, has_fd, thread):
   name = f'jasgd-test-{os.getpid()}'
   gc.collect()
   fds = len(os.listdir('/proc/self/fd'))
@@ -478,7 +474,7 @@ def test_a_server_that_talks_nonsense(packet, has_fd, thread):
   assert len(os.listdir('/proc/self/fd')) == fds
 
 
-def test_nobody_lets_the_client_in(server):
+def test_a_client_that_is_never_accepted(server):
   with pytest.raises(wires.WireError, match=r'0\.05'):
     wires.connect_memory(server.listener.address, SIZE, 0.05)
 

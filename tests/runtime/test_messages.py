@@ -1,4 +1,4 @@
-"""Messages: what is sent comes out, and what is damaged does not."""
+"""Messages: they are decoded as they were sent, or refused."""
 
 import dataclasses
 import json
@@ -16,13 +16,13 @@ MAGIC = b'jasg'
 HEAD_SIZE = len(wires.encode_message(wires.Message(wires.Verb.PULL)))
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
-# Bits must come through, those of a NaN too: compared as they are packed.
+# Floats are compared by their bits, so that a NaN equals itself.
 FLOAT = st.floats(width=64)
 MESSAGES = st.builds(
   wires.Message,
   verb=st.sampled_from(wires.Verb),
   fate=st.integers(0, 255),
-  # That there is a checksum is for `encode_message` to say.
+  # `encode_message` sets the flag of a checksum.
   flags=st.integers(0, 2**32 - 1).map(
     lambda flags: flags & ~int(wires.Flag.HAS_CHECKSUM)
   ),
@@ -58,7 +58,7 @@ def _list_fields(message):
 
 
 def _reseal(data):
-  """With a checksum that is right, whatever else is not."""
+  """A bad message with a right checksum."""
   size = HEAD_SIZE
   head, text = bytes(data[: size - 4]), bytes(data[size:])
   return head + struct.pack('<I', zlib.crc32(head + text)) + text
@@ -199,14 +199,14 @@ def test_each_string_of_json_is_cleaned_and_cut(verb, name):
 @pytest.mark.parametrize(
   'verb', ['STOP', 'STATUS', 'LEAVE', 'WAIT', 'END', 'REFUSED']
 )
-def test_json_is_a_text_like_others_where_none_is_expected(verb):
+def test_json_is_plain_text_in_other_verbs(verb):
   text = json.dumps(['\x1b[2J'] * 5000)
   found = _send(wires.Verb[verb], text)
   assert found == text[: wires.MAX_SHOWN - 3] + '...'
 
 
 @pytest.mark.parametrize('text', ['[' * 60_000, '9' * 60_000, '{"a": \x1b}'])
-def test_what_is_almost_json_is_cleaned_and_cut(text):
+def test_malformed_json_is_cleaned_and_cut(text):
   found = _send(wires.Verb.HELLO, text)
   assert found.isprintable()
   assert len(found) <= wires.MAX_SHOWN
@@ -239,7 +239,7 @@ def test_checksum_of_the_payload(payload, bit):
   with pytest.raises(wires.MessageError) as caught:
     wires.check_payload(data, array)
   assert caught.value.reason == 'damaged'
-  # Without one, any payload will do.
+  # Without a checksum, any payload is accepted.
   wires.check_payload(wires.encode_message(message), array)
 
 

@@ -1,4 +1,4 @@
-"""A node's weights: each change is written down before anybody can see it."""
+"""A node's weights: each change is recorded before it is published."""
 
 import types
 
@@ -26,7 +26,7 @@ OPTIMIZER = optax.sgd(RATE)
 
 
 class Log:
-  """A book and a host in one: what happened, in which order."""
+  """A recorder and a snapshot server in one, with their calls in order."""
 
   def __init__(self, layout):
     self.events = []
@@ -35,7 +35,7 @@ class Log:
     self._layout = layout
     self._time = 0.0
 
-  # --- The book.
+  # --- As the recorder.
 
   def get_time(self):
     self._time += 1
@@ -45,7 +45,7 @@ class Log:
     self.events.append(('write', kind, list(rows)))
     self.last_version = max(row['version'] for row in rows)
 
-  # --- The host.
+  # --- As the snapshot server.
 
   def publish(self, weights, version, step, mass):
     payload = np.zeros(self._layout.size, np.uint8)
@@ -55,7 +55,7 @@ class Log:
 
 
 def open_node(**options):
-  """The weights of a node, and what became known of them."""
+  """The weights of a node, with their records and publications."""
   settings = runtime.NodeSettings(
     task=TASK,
     optimizer=OPTIMIZER,
@@ -156,7 +156,7 @@ def test_a_mix_is_recorded_before_it_is_published(node):
     np.testing.assert_allclose(
       params, 0.625 * before + 0.25 * 8 - 0.125 * 4, rtol=1e-5
     )
-    # A message's memory belongs to others now.
+    # The wire may overwrite a message's memory now.
     for other in others:
       other.payload[:] = 255
     np.testing.assert_array_equal(node.weights.state.params, params)
@@ -166,7 +166,7 @@ def test_a_mix_is_recorded_before_it_is_published(node):
 def test_a_move_to_the_centre_is_recorded_before_it_is_published(
   node, is_before
 ):
-  """With `is_before`, the next gradient is where the weights were."""
+  """With `is_before`, the next gradient is taken before the move."""
   for number in range(3):
     before, version = node.params, node.weights.version
     centre = make_other(node, traces.SERVER, 40, 40, 0.125, 2.0)
@@ -206,8 +206,8 @@ def test_only_the_next_gradient_is_taken_before_the_move(node):
 
 
 @pytest.mark.parametrize('change', ['step', 'mix', 'centre'])
-def test_what_could_not_be_written_is_not_shown(node, change):
-  """As on a full disk: nobody may see what replay will never know of."""
+def test_a_change_that_cannot_be_recorded_is_not_published(node, change):
+  """As on a full disk: no peer may see weights that replay cannot make."""
 
   def write(kind, *rows):
     raise OSError('No space left on device')

@@ -1,4 +1,4 @@
-"""Nodes that come late, or again: with whose weights, and with what mass."""
+"""Nodes that are late or restarted: their first weights and their mass."""
 
 import threading
 
@@ -18,7 +18,7 @@ Kind = traces.Kind
 
 
 class KilledError(Exception):
-  """Ends a node at once: nothing is saved, nobody is told."""
+  """Ends a node at once, without a checkpoint or a message."""
 
 
 def kill(group, node):
@@ -33,7 +33,7 @@ def kill(group, node):
 
 
 @pytest.mark.parametrize('name', ['pull', 'push-sum'])
-def test_who_was_killed_before_it_saved_joins_the_others(name, tmp_path):
+def test_a_node_killed_before_its_first_checkpoint_joins(name, tmp_path):
   with peer_cases.start_group(
     tmp_path, name, num_steps=100_000, checkpoint_seconds=1e9
   ) as group:
@@ -42,7 +42,7 @@ def test_who_was_killed_before_it_saved_joins_the_others(name, tmp_path):
     kill(group, 2)
     group.start(2)
     group.wait_for_steps(2, 10)
-    if name == 'push-sum':  # Others have sent it some.
+    if name == 'push-sum':  # Others have sent it mass.
       group.wait_for(2, 'mass', 1e-9)
     for node in range(peer_cases.NUM_NODES):
       group.stop(node)
@@ -59,7 +59,7 @@ def test_who_was_killed_before_it_saved_joins_the_others(name, tmp_path):
   assert mix['source_step'] > 0
   summary = traces.summarize(trace)
   assert (summary.num_deaths, summary.num_returns) == (1, 1)
-  if name == 'push-sum':  # What it had died with it, and nothing was made.
+  if name == 'push-sum':  # Its mass died with it, and no new mass was made.
     masses = [trace.of_replica(node)[-1]['mass'] for node in range(3)]
     assert sum(masses) < 3
     assert masses[2] > 0
@@ -67,8 +67,8 @@ def test_who_was_killed_before_it_saved_joins_the_others(name, tmp_path):
   group.check_replay()
 
 
-def test_a_run_that_was_killed_before_it_saved_begins_again(tmp_path):
-  """All of them, so nobody is late: each has the mass of its last record."""
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
+  """All nodes restart, so none is late: each has its last recorded mass."""
   with peer_cases.start_group(
     tmp_path, 'push-sum', num_steps=100_000, checkpoint_seconds=1e9
   ) as group:
@@ -128,7 +128,7 @@ class Others:
     self._status = {**nothing, **status}
 
   def get_status(self, peer):
-    """How it stands."""
+    """Status of the node."""
     assert peer == 0
     return self._status
 
@@ -142,7 +142,7 @@ class Others:
 
 
 def begin(group, node, **status):
-  """How a node stands, and what it has written, when it has begun."""
+  """Status and records of a node that has begun."""
   peer = group.make(node, threading.Event())
   book, kinds = peer._files.recorder, []
   write = book.write
@@ -170,18 +170,16 @@ def begin(group, node, **status):
     ({'is_resumed': True}, True),
   ],
 )
-def test_who_has_nothing_joins_those_who_have_something(
-  status, is_late, tmp_path
-):
+def test_a_new_node_joins_nodes_with_steps(status, is_late, tmp_path):
   group = peer_cases.Group(tmp_path, gossip.PushSum())
   said, kinds = begin(group, 1, **status)
   assert kinds == ([Kind.JOIN, Kind.MIX] if is_late else [])
   assert said['mass'] == (0.0 if is_late else 1.0)
-  # Who comes late cannot say who else began: it was not there.
+  # A late node does not know the first members.
   assert said['began_with'] == ([1] if is_late else [0, 1, 2])
 
 
-def test_who_comes_again_has_begun_with_nobody(tmp_path):
+def test_a_restarted_node_is_no_first_member(tmp_path):
   group = peer_cases.Group(tmp_path, gossip.PushSum())
   peer = group.make(0, threading.Event())
   files = peer._files
@@ -203,7 +201,7 @@ def test_who_comes_again_has_begun_with_nobody(tmp_path):
 
 
 class Dead:
-  """Others, of whom one was seen and is gone, or was never seen."""
+  """Peers of which one was seen and is gone, or was never seen."""
 
   def __init__(self, *alive):
     self._alive = list(alive)
@@ -220,8 +218,10 @@ class Dead:
 
 
 @pytest.mark.parametrize('is_seen', [True, False])
-def test_who_came_and_died_is_not_waited_for(is_seen, tmp_path, monkeypatch):
-  """It may have begun already, and nobody else has."""
+def test_a_node_that_came_and_died_counts_as_come(
+  is_seen, tmp_path, monkeypatch
+):
+  """It may have begun already, before all other nodes."""
   monkeypatch.setattr(_peer, '_GRACE', 0.0)
   group = peer_cases.Group(
     tmp_path, gossip.PushSum(), deadlines=runtime.Deadlines(start=1e6)

@@ -1,4 +1,4 @@
-"""Who is in a run of nodes, and where: by folder, by word of mouth, by hand."""
+"""Members of a run and their addresses: by folder, by messages, by hand."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def run(tmp_path):
 
 
 @contextlib.contextmanager
-def run_node(run, node, *, is_in_folder=False, **told):
+def run_node(run, node, *, is_in_folder=False, **known):
   """A node's host, behind a Flight on this machine, in this process."""
   registry = nodes.Registry(run)
   asked = []
@@ -42,14 +42,14 @@ def run_node(run, node, *, is_in_folder=False, **told):
     is_shared=False,
     receive=lambda message: gossip.Outcome.TAKEN,
     describe=describe,
-    on_node=registry.add,  # All who come say where they are.
+    on_node=registry.add,  # A HELLO carries the address.
   )
   with contextlib.ExitStack() as stack:
     stack.callback(host.close)
     bind = wires.BindAddress(wires=('flight',))
     found = wires.listen(host.inbox, LAYOUT.size, run, bind, stack)
     registry.add(node, found['flight'], 1.0)
-    registry.merge(told)
+    registry.merge(known)
     thread = threading.Thread(target=host.run)
     thread.start()
     stack.callback(thread.join, PATIENCE)
@@ -65,22 +65,22 @@ def run_node(run, node, *, is_in_folder=False, **told):
   assert not thread.is_alive()
 
 
-# --- What is told.
+# --- Addresses in messages.
 
 
-def test_the_newest_home_counts(run):
+def test_the_newest_address_counts(run):
   registry = nodes.Registry(run)
   registry.add(3, HERE, 5.0)
   assert registry.list_addresses() == {'3': [HERE, 5.0]}
-  registry.add(3, THERE, 4.0)  # Old news.
+  registry.add(3, THERE, 4.0)  # An older address.
   registry.add(3, THERE, 5.0)
   assert registry.list_addresses() == {'3': [HERE, 5.0]}
   registry.add(3, THERE, 5.5)
   assert registry.list_addresses() == {'3': [THERE, 5.5]}
 
 
-def test_what_is_told_is_heard(run):
-  """As JSON: so news goes from one to another, and does not come back old."""
+def test_addresses_are_merged(run):
+  """As JSON; an older address does not replace a newer one."""
   first, second = nodes.Registry(run), nodes.Registry(run)
   first.add(0, HERE, 1.0)
   first.add(traces.SERVER, HERE, 2.0)
@@ -101,7 +101,7 @@ def test_what_is_told_is_heard(run):
   assert first.list_members() == [traces.SERVER, 0, 1, 2]
 
 
-def test_all_whom_a_folder_knows_are_members_too(run):
+def test_nodes_with_files_are_members(run):
   registry = nodes.Registry(run)
   assert registry.list_members() == nodes.list_members(run) == []
   for member in (10, 2, traces.SERVER):
@@ -115,8 +115,8 @@ def test_all_whom_a_folder_knows_are_members_too(run):
   assert nodes.list_members(run) == [traces.SERVER, 2, 10]
 
 
-def test_many_may_note_at_once(run):
-  """The host's thread notes while that of the peers tells."""
+def test_several_threads_may_add_addresses(run):
+  """One thread adds addresses while another one lists them."""
   registry = nodes.Registry(run)
   num_threads, num_members = 4, 60
 
@@ -149,7 +149,7 @@ def test_names(run, member, name):
   folder = nodes.find_folder(run, member).root
   assert folder.parent == run.root / 'nodes'
   assert folder.name == name.split()[-1]
-  # Nobody has said where it is.
+  # Its address is not known.
   registry = nodes.Registry(run)
   with pytest.raises(
     wires.WireError, match=f'The address of {name} is not known'
@@ -158,7 +158,7 @@ def test_names(run, member, name):
   assert registry.get_status(member, LAYOUT.size) is None
 
 
-# --- What is given by hand.
+# --- Addresses given by hand.
 
 
 def test_shared_memory_reaches_no_address(run):
@@ -176,11 +176,11 @@ def test_bad_addresses_are_refused(run, address):
   assert not address or f'got {address!r}' in str(caught.value)
 
 
-# --- Those who are there.
+# --- Running nodes.
 
 
 @pytest.mark.parametrize('is_short', [False, True])
-def test_a_stranger_says_who_it_is_and_whom_it_knows(run, is_short):
+def test_an_address_gives_its_number_and_its_members(run, is_short):
   with run_node(run, 4, **{'7': [THERE, 3.0]}) as node:
     address = node.address.removeprefix('grpc+tcp://' if is_short else '')
     registry = nodes.Registry(run, (address,))
@@ -199,7 +199,7 @@ def test_a_stranger_says_who_it_is_and_whom_it_knows(run, is_short):
     assert registry.get_status(4, LAYOUT.size)['node'] == 4
 
 
-def test_a_stranger_who_is_not_there_is_asked_again(run):
+def test_an_address_that_does_not_answer_is_asked_again(run):
   with run_node(run, 0) as gone:
     pass
   with run_node(run, 1) as node:
@@ -211,23 +211,23 @@ def test_a_stranger_who_is_not_there_is_asked_again(run):
     assert node.asked == [1]
 
 
-def test_a_wrong_token_is_told(run, tmp_path, monkeypatch):
+def test_a_wrong_token_raises(run, tmp_path, monkeypatch):
   other = workdirs.Workdir(tmp_path / 'other')
   other.root.mkdir()
   with run_node(run, 0) as node:
     registry = nodes.Registry(other, (node.address,))
     with pytest.raises(wires.RefusedError, match='token'):
       registry.contact_addresses()
-    # Who shares no folder has it from the environment.
+    # A node that does not share the folder has it from the environment.
     token = wires.find_token(run)
     monkeypatch.setenv(wires.TOKEN_VARIABLE, token)
     (status,) = registry.contact_addresses()
     assert status['node'] == 0
 
 
-def test_a_number_is_taken_for_as_long_as_its_node_is_there(run):
+def test_a_number_is_taken_while_its_node_runs(run):
   registry = nodes.Registry(run)
-  registry.check_free(3)  # Nobody has ever heard of it.
+  registry.check_free(3)  # No address is known.
   with run_node(run, 3) as node:
     registry.add(3, node.address, 1.0)
     with pytest.raises(ValueError, match='Node 3 is running') as caught:
@@ -240,7 +240,7 @@ def test_a_number_is_taken_for_as_long_as_its_node_is_there(run):
   assert registry.get_status(3, LAYOUT.size) is None
 
 
-def test_who_has_moved_is_found(run):
+def test_a_node_with_a_new_address_is_found(run):
   """A function to connect is good for wherever the member is by then."""
   registry = nodes.Registry(run)
   connect = registry.connect(5)
@@ -258,12 +258,12 @@ def test_who_has_moved_is_found(run):
         ),
         deadline=PATIENCE,
       )
-    # And it knows us from now on.
+    # It knows this node from now on.
     assert new.registry.list_addresses()['8'] == [HERE, 3.0]
 
 
-def test_the_folder_knows_better(run):
-  """Who shares a folder is found there, whatever was heard."""
+def test_an_address_in_the_folder_counts_first(run):
+  """A node that shares the folder is found there, despite other addresses."""
   registry = nodes.Registry(run)
   registry.add(6, '127.0.0.1:1', 1e9)
   assert registry.get_status(6, LAYOUT.size) is None
@@ -292,7 +292,7 @@ def test_the_lowest_free_number(run):
       pass
     with nodes.claim_number(run, 4) as number:
       assert number == 3
-  # They have all ended: their folders are there, and nobody is in them.
+  # All have ended: their folders exist, and no process holds them.
   assert nodes.list_members(run) == [0, 1, 2]
   with workdirs.hold_workdir(nodes.find_folder(run, 0), 'node'):
     for _ in range(2):  # Not taken, so it is free for the next.
@@ -300,7 +300,7 @@ def test_the_lowest_free_number(run):
         assert number == 1
 
 
-def test_nobody_else_looks_for_a_number_meanwhile(run):
+def test_one_process_at_a_time_claims_a_number(run):
   lock = run.root / 'numbers.lock'
   with (
     nodes.claim_number(run, 3),
@@ -352,7 +352,7 @@ def test_threads_get_different_numbers(run):
 def test_whether_a_folder_is_held(run):
   folder = nodes.find_folder(run, 0)
   assert not workdirs.is_held(folder, 'node')
-  assert not folder.root.exists()  # To look leaves nothing.
+  assert not folder.root.exists()  # The check makes no files.
   for _ in range(2):
     with workdirs.hold_workdir(folder, 'node'):
       assert workdirs.is_held(folder, 'node')

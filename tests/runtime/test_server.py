@@ -1,4 +1,4 @@
-"""The server's rules, one by one, with clients that say anything."""
+"""The rules of the server, one by one, with scripted clients."""
 
 import json
 import logging
@@ -47,11 +47,11 @@ def test_the_start_has_a_deadline(open_bench):
   bench.tick(2.0)
   for client in clients:
     assert [answer.verb for answer in client.hear()] == [Verb.SNAPSHOT]
-  # Who is late joins a run that has begun.
+  # A late learner joins a run that has begun.
   assert bench.join().last.verb == Verb.SNAPSHOT
 
 
-def test_the_start_does_not_wait_for_one_that_has_gone_again(open_bench):
+def test_a_learner_that_joined_and_left_counts_as_joined(open_bench):
   bench = open_bench(num_learners=3)
   first, second = join(bench, 2)
   second.hang_up()
@@ -71,7 +71,7 @@ def test_the_start_does_not_wait_for_one_that_has_gone_again(open_bench):
     ({'num_updates': None}, 'a run must end'),
   ],
 )
-def test_budgets_of_nonsense(options, message):
+def test_bad_budgets_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     cases.make_settings(**options)
 
@@ -120,7 +120,7 @@ def test_a_gradient_after_the_end(open_bench):
   assert bench.server.is_over
   trace = bench.server.get_trace()
   assert trace.fate.tolist() == [Fate.APPLIED, Fate.AFTER_END, Fate.AFTER_END]
-  assert bench.join().last.verb == Verb.END  # Who comes now is told.
+  assert bench.join().last.verb == Verb.END  # A late client is told.
 
 
 def test_the_end_does_not_wait_for_ever(open_bench):
@@ -143,7 +143,7 @@ def test_a_budget_of_epochs(open_bench):
   assert 'epochs' in bench.server.end_reason
 
 
-# --- Those who are late.
+# --- Late learners.
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_late_learner_is_lost_and_comes_back(open_bench, protocol):
   deadlines = runtime.Deadlines(step=30.0, silence=20.0)
   bench = open_bench(protocol(), num_learners=2, deadlines=deadlines)
   first, late = join(bench, 2)
-  for _ in range(2):  # By then nobody is compiling any more.
+  for _ in range(2):  # After two pushes no learner compiles.
     first.push()
     late.push()
     first.hear()
@@ -197,7 +197,7 @@ def test_deadlines_follow_observed_times(open_bench):
   assert sessions.find_step_deadline(deadlines) == pytest.approx(20.0, rel=0.05)
 
 
-def test_a_silent_learner_harms_nobody_who_need_not_wait(open_bench):
+def test_a_silent_learner_does_not_delay_softsync(open_bench):
   bench = open_bench(protocols.softsync(1), num_learners=2)
   first, _ = join(bench, 2)
   for _ in range(6):
@@ -207,7 +207,7 @@ def test_a_silent_learner_harms_nobody_who_need_not_wait(open_bench):
   assert bench.server.describe()['num_alive'] == 2
 
 
-def test_somebody_else_takes_a_place(open_bench):
+def test_a_new_learner_takes_the_number_of_a_lost_one(open_bench):
   bench = open_bench(num_learners=2)
   first, second = join(bench, 2)
   second.hang_up()
@@ -215,7 +215,7 @@ def test_somebody_else_takes_a_place(open_bench):
   third = bench.join()
   assert third.last.worker == 1
   assert third.last.verb == Verb.SNAPSHOT
-  # Who wakes up finds its place taken, and may come as a new one.
+  # The lost learner finds its number taken, and may join as a new one.
   second.reconnect()
   assert second.hello(worker=1)[0].verb == Verb.REFUSED
   assert second.hello(worker=-1)[0].worker == 2
@@ -254,7 +254,7 @@ def test_a_lost_learner_may_fail_the_run(open_bench, is_polite):
     assert first.push()[0].verb == Verb.END
 
 
-# --- Numbers that are none.
+# --- Gradients that are not finite.
 
 
 def test_divergence_ends_the_run(open_bench, caplog):
@@ -283,7 +283,7 @@ def test_divergence_ends_the_run(open_bench, caplog):
   assert fates.count(Fate.NOT_FINITE) == 4
 
 
-def test_a_good_gradient_between_is_patience(open_bench):
+def test_a_finite_gradient_resets_the_count_of_others(open_bench):
   bench = open_bench(num_learners=1)
   (client,) = join(bench, 1)
   for _ in range(8):
@@ -295,7 +295,7 @@ def test_a_good_gradient_between_is_patience(open_bench):
   json.dumps(bench.server.describe(), allow_nan=False)
 
 
-def test_a_spoilt_copy_begins_anew(open_bench):
+def test_a_replica_that_is_not_finite_starts_again(open_bench):
   task = cases.make_task()
   bench = open_bench(protocols.downpour(2, 3), task, num_learners=1)
   (client,) = join(bench, 1)

@@ -31,8 +31,8 @@ def test_stop_and_go_on(open_bench, tmp_path):
   first.push()
   second.push()
   first.push()  # Half of an update.
-  boss = bench.connect()
-  assert boss.ask(Verb.STOP, text='Enough.').verb == Verb.ANSWER
+  launcher = bench.connect()
+  assert launcher.ask(Verb.STOP, text='Enough.').verb == Verb.ANSWER
   for client in (first, second):
     client.hear()
     assert client.push()[0].verb == Verb.END
@@ -63,7 +63,7 @@ def test_a_run_that_is_over_stays_so(open_bench, tmp_path):
   bench.crash()
   bench.open(protocols.asynchronous())
   assert bench.server.end_reason == 'All 2 updates were made.'
-  assert not bench.server.is_over  # The learner may not have heard of it.
+  assert not bench.server.is_over  # The learner may not know of the end.
   client.reconnect()
   (answer,) = client.hello()
   assert answer.verb == Verb.END
@@ -72,8 +72,8 @@ def test_a_run_that_is_over_stays_so(open_bench, tmp_path):
   cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
 
 
-def test_those_who_waited_may_come_back_late(open_bench, tmp_path):
-  """The one whom they waited for is the first to come back."""
+def test_waiting_learners_may_come_back_last(open_bench, tmp_path):
+  """The learner that they wait for is the first to come back."""
   bench = open_bench(
     protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=3,
     num_updates=4, checkpoint_seconds=1.0,
@@ -106,7 +106,7 @@ def test_those_who_waited_may_come_back_late(open_bench, tmp_path):
 
 
 def test_new_learners_after_a_restart(open_bench, tmp_path):
-  """Nobody waits for those who died with the server, if others came."""
+  """Absent learners are not waited for once as many others have come."""
   bench = open_bench(
     protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,
     checkpoint_seconds=1.0,
@@ -126,7 +126,7 @@ def test_new_learners_after_a_restart(open_bench, tmp_path):
   cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
 
 
-def test_those_who_do_not_come_back_are_lost(open_bench, tmp_path):
+def test_absent_learners_are_lost_after_the_deadline(open_bench, tmp_path):
   deadlines = runtime.Deadlines(rejoin=30.0)
   bench = open_bench(
     protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,

@@ -1,4 +1,4 @@
-"""Whatever clients do, sessions and leases are right, and the trace replays."""
+"""Random clients: sessions and leases stay right, and the trace replays."""
 
 import collections
 import tempfile
@@ -252,7 +252,7 @@ class Machine(stateful.RuleBasedStateMachine):
       if client.channel._is_closed:  # It was too late.
         self.clients.remove(client)
 
-  # --- What always holds.
+  # --- Invariants.
 
   def check_answers(self, client):
     session = self.bench.server._sessions.find(client.channel)

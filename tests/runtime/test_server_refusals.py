@@ -1,4 +1,4 @@
-"""What the server refuses, and that it counts it."""
+"""Messages that the server refuses and counts."""
 
 import json
 import math
@@ -132,7 +132,7 @@ def refuse_metrics(version):
   return refuse
 
 
-# What is wrong -> the reason, the protocol, how many learners, and who says it.
+# Fault -> reason, protocol, number of learners, and the sending client.
 REFUSALS = {
   'stranger': ('stranger', refuse_stranger),
   'learner': ('worker', refuse_learner),
@@ -181,7 +181,7 @@ def test_refusals(open_bench, name):
     **({'accepted': accepted} if accepted else {}),
   }
   bench.check_leases()
-  # The run is as it was.
+  # The run has not changed.
   if protocol is None:
     clients = [client] if client.weights is not None else join(bench, 1)
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_refusals(open_bench, name):
     cases.check_replay(bench.server, trace, bench.task)
 
 
-def test_what_a_wire_refuses_is_counted(open_bench):
+def test_refusals_of_wires_are_counted(open_bench):
 
   bench = open_bench()
   client = bench.connect()

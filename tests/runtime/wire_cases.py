@@ -35,8 +35,8 @@ EVERY: dict[str, Callable[..., tuple[Any, Any]]] = {
   'memory': _make_memory,
   'flight': flight_case.make_flight,
 }
-# Of wires that reach other processes, what connects there, as module:function;
-# called with an address, a payload size and a deadline.
+# Functions that connect from other processes, as module:function, by wire. They
+# take an address, a payload size and a deadline.
 REMOTE = {
   'memory': 'jasgd.runtime.wires._memory:connect_memory',
   'flight': 'jasgd.runtime.wires._flight_client:connect_flight',

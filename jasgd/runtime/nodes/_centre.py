@@ -11,15 +11,19 @@ import jax
 from jasgd import engine
 from jasgd import gossip
 from jasgd import traces
+from jasgd import workdir as workdirs
+from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _member
+from jasgd.runtime.nodes import _registry
 from jasgd.runtime.nodes import _weights
+from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _buffers
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks whether a checkpoint is due, or it is to end.
+# Seconds between two checks for a due checkpoint or a request to end.
 _INTERVAL = 0.05
 # Seconds between two looks at the nodes.
 _LOOK_INTERVAL = 1.0
@@ -28,9 +32,25 @@ _LOOK_INTERVAL = 1.0
 class Centre(_member.Member):
   """The centre of elastic averaging. The arguments are those of `Member`."""
 
-  def __init__(self, *arguments: Any, **options: Any) -> None:
-    super().__init__(*arguments, **options)
-    settings = self._settings
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    linger: float = math.inf,
+    stopped: threading.Event | None = None,
+  ) -> None:
+    super().__init__(
+      settings,
+      run,
+      registry,
+      bind,
+      node=traces.SERVER,
+      linger=linger,
+      stopped=stopped,
+    )
     self._functions = engine.make_node_functions(
       settings.task, settings.optimizer, self._files.layout
     )
@@ -40,8 +60,8 @@ class Centre(_member.Member):
     )
     self._began_with: list[int] = []
     self._lock = threading.Lock()  # Guards the replica and `_began_with`.
-    # Whether no node makes steps any more: nodes that are done see only the
-    # centre, and ask it whether they are still needed.
+    # Whether no node makes steps any more. Nodes that are done contact only the
+    # centre: its status says whether other nodes still make steps.
     self._is_done = False
 
   def describe(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from jasgd import gossip
+from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _registry
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
@@ -22,11 +23,8 @@ _Verb = _messages.Verb
 
 # Seconds between two tries to connect.
 _INTERVAL = 0.2
-# A peer is lost if it takes so many times as long as the longest answer of
-# late, and at least so many seconds.
-_PATIENCE_FACTOR, _LEAST_PATIENCE = 10.0, 1.0
-# Factor on the longest answer time, for each answer that took less.
-_DECAY = 0.99
+# Least seconds of an adaptive deadline for an answer.
+_MIN_DEADLINE = 1.0
 
 
 class PeerConnections:
@@ -40,8 +38,8 @@ class PeerConnections:
     is_wanted: Whether to connect to a member, by number.
     make_hello: Gives the text of the HELLO.
     size: Bytes of a payload.
-    deadline: Seconds for an answer; 0: from the answer times of late.
-    silence: Bound of the latter, in seconds.
+    deadlines: Deadlines: a peer is lost that does not answer within `step`; an
+      adaptive one is at most `silence`.
     clock: Time in seconds.
   """
 
@@ -51,16 +49,14 @@ class PeerConnections:
     is_wanted: Callable[[int], bool],
     make_hello: Callable[[], str],
     size: int,
-    deadline: float = 0.0,
-    silence: float = 60.0,
+    deadlines: _settings.Deadlines,
     clock: Callable[[], float] = time.monotonic,
   ) -> None:
     self._registry = registry
     self._is_wanted = is_wanted
     self._make_hello = make_hello
     self._size = size
-    self._deadline = deadline
-    self._silence = silence
+    self._deadlines = deadlines
     self._clock = clock
     self._longest = 0.0
     self._error: BaseException | None = None
@@ -179,18 +175,19 @@ class PeerConnections:
       answer = connection.request(
         message,
         has_payload=write is not None,
-        deadline=self._deadline or self._get_patience(),
+        deadline=self._find_deadline(),
       )
     except (_wire.WireError, _wire.RefusedError) as error:
       self._lose(peer, connection, error)
       raise
-    self._longest = max(_DECAY * self._longest, self._clock() - begin)
+    seconds = self._clock() - begin
+    self._longest = _settings.update_longest(self._longest, seconds)
     return answer
 
-  def _get_patience(self) -> float:
-    """Seconds for an answer, by the answer times of late."""
-    patience = max(_LEAST_PATIENCE, _PATIENCE_FACTOR * self._longest)
-    return min(patience, self._silence)
+  def _find_deadline(self) -> float:
+    """Seconds for an answer."""
+    found = self._deadlines.find_step(self._longest, _MIN_DEADLINE)
+    return self._deadlines.step or min(found, self._deadlines.silence)
 
   def _lose(
     self, peer: int, connection: _wire.Connection, error: Exception
@@ -232,7 +229,7 @@ class PeerConnections:
 
   def _connect(self, peer: int) -> None:
     """Connects to a peer, if it exists, and asks it for other addresses."""
-    deadline = self._deadline or _LEAST_PATIENCE
+    deadline = self._deadlines.step or _MIN_DEADLINE
     with contextlib.ExitStack() as stack:
       try:
         connection = self._registry.connect(peer)(self._size)

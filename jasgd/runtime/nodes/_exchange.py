@@ -2,7 +2,8 @@
 
 `Exchanger` drives a `gossip.PeerNode` as the simulator does. The node's own
 thread makes steps and carries out actions; the snapshot server's thread hands
-over what other nodes send. A lock lets one of them call the machine at a time.
+over the messages of other nodes. A lock lets one thread at a time call the
+machine.
 """
 
 from collections.abc import Callable
@@ -75,9 +76,8 @@ class Exchanger:
     self._takes_messages = (
       type(machine).on_message is not gossip.PeerNode.on_message
     )
-    self._lock = (
-      threading.Lock()
-    )  # Guards the machine, the pool and `_waiting`.
+    # Guards the machine, the pool and `_waiting`.
+    self._lock = threading.Lock()
 
   # --- The node's thread.
 
@@ -118,7 +118,7 @@ class Exchanger:
         return
 
   def _update_members(self) -> None:
-    """Tells the machine who is believed alive, if that has changed."""
+    """Gives the machine the nodes believed alive, if they have changed."""
     machine = self._machine
     if machine.strategy.has_centre:
       return
@@ -142,9 +142,8 @@ class Exchanger:
           replies.append(reply)
           if reply.outcome != _Outcome.TAKEN and action.peer >= 0:
             lost.append(self._describe_refusal(action.peer, asked))
-            start += (
-              self._recorder.get_time() - asked
-            )  # That was no part of a mix.
+            # The time of a lost question is not part of the mix.
+            start += self._recorder.get_time() - asked
         elif isinstance(action, gossip.Send):
           self._send(action)
         elif isinstance(action, gossip.MixWaiting):
@@ -170,7 +169,8 @@ class Exchanger:
     """Asks a peer, or the centre, for its weights."""
     answer = self._peers.pull(peer)
     if answer is None and peer == gossip.CENTRE and not self._has_waited:
-      # It may be restarting. It is waited for once, not after every step.
+      # The centre may be restarting. The node waits for it once, not after
+      # every step.
       self._has_waited = True
       if self._peers.wait_for(1, self._patience, self._is_stopping):
         answer = self._peers.pull(peer)

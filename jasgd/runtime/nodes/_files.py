@@ -26,7 +26,7 @@ class NodeFiles:
     run: Folder of the run.
     node: Number of the node, or `traces.SERVER`.
     registry: Addresses of other nodes.
-    receive: Takes in what other nodes send.
+    receive: Function that takes the messages of other nodes.
     describe: Status, as a JSON-serialisable dict.
     wires: Wires that will be opened.
 
@@ -115,7 +115,7 @@ class NodeFiles:
     }
 
   def _make_header(self) -> dict[str, Any]:
-    """Header of the trace: what replay and reports need."""
+    """Header of the trace, with all data that replay and reports need."""
     settings = self._settings
     means: dict[str, Any] = {}
     if settings.strategy.is_collective:
@@ -187,7 +187,8 @@ class NodeFiles:
 
     Args:
       state: Like an `engine.NodeState`; it is copied.
-      position: Everything else, JSON-serialisable; `clock` is the version.
+      position: The other parts of the state, JSON-serialisable; `clock` is the
+        version.
     """
     self._checkpoints.wait()
     if self._checkpoints.last_version < position['clock']:

@@ -3,8 +3,8 @@
 The synchronous baseline. Every process has one node, on its first device. The
 mean of all nodes is one compiled program over all processes; its messages go by
 gloo on CPUs, and by NCCL or ICI on accelerators. A process that is lost stops
-all others: they say so and end, and their launcher starts all of them again
-from their checkpoints.
+all others: they log the loss and end, and their launcher starts all of them
+again from their checkpoints.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +22,12 @@ import numpy as np
 
 from jasgd import engine
 from jasgd import traces
+from jasgd import workdir as workdirs
 from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _member
 from jasgd.runtime.nodes import _registry
 from jasgd.runtime.nodes import _weights
+from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
 
@@ -58,9 +60,26 @@ _MAX_NUMBER = 2**31 - 1
 class GroupNode(_member.Member):
   """A node of an all-reduce. The arguments are those of `Member`."""
 
-  def __init__(self, *arguments: Any, **options: Any) -> None:
-    super().__init__(*arguments, **options)
-    settings = self._settings
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    node: int,
+    linger: float = math.inf,
+    stopped: threading.Event | None = None,
+  ) -> None:
+    super().__init__(
+      settings,
+      run,
+      registry,
+      bind,
+      node=node,
+      linger=linger,
+      stopped=stopped,
+    )
     mesh = make_mesh(settings.num_nodes)
     self._average = engine.make_group_average(mesh)
     self._functions = engine.make_node_functions(
@@ -155,7 +174,7 @@ class GroupNode(_member.Member):
     replica.commit_restart(version or 0)
 
   def _linger_on(self) -> None:
-    """Answers its launcher, until it is told to end."""
+    """Answers its launcher until it must stop, or `linger` has passed."""
     linger = self._linger if self._is_done else _STOPPED_LINGER
     done_at = time.monotonic()
     while not self._is_stopping() and time.monotonic() - done_at < linger:

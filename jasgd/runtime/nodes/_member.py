@@ -1,10 +1,8 @@
-"""What every member of a run without a server has: a node, or the centre."""
+"""The common base of the members of a run without a server."""
 
-import math
 import threading
 from typing import Any
 
-from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _files
@@ -22,7 +20,7 @@ class Member:
       checkpoint.
     registry: Addresses of the other members.
     bind: Address to listen at.
-    node: Number of the node; `traces.SERVER`: the centre.
+    node: Number of the node; the centre has none, and is `traces.SERVER`.
     linger: Seconds for which it goes on answering when all nodes have made
       their steps, unless it is stopped: its launcher may want to evaluate it.
     stopped: Event that ends it after saving. In an all-reduce, all nodes end.
@@ -35,9 +33,9 @@ class Member:
     registry: _registry.Registry,
     bind: _addresses.BindAddress,
     *,
-    node: int = traces.SERVER,
-    linger: float = math.inf,
-    stopped: threading.Event | None = None,
+    node: int,
+    linger: float,
+    stopped: threading.Event | None,
   ) -> None:
     self._settings = settings
     self._node = node

@@ -7,15 +7,19 @@ checkpoints, address.
 
 import logging
 import math
+import threading
 import time
 from typing import Any
 
 from jasgd import traces
 from jasgd import workdir as workdirs
+from jasgd.runtime import _settings
 from jasgd.runtime.nodes import _connections
 from jasgd.runtime.nodes import _exchange
 from jasgd.runtime.nodes import _member
+from jasgd.runtime.nodes import _registry
 from jasgd.runtime.nodes import _weights
+from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _messages
 
 _log = logging.getLogger(__name__)
@@ -31,9 +35,26 @@ _LOG_INTERVAL = 10.0
 class Peer(_member.Member):
   """A node that mixes weights with its peers. Arguments as of `Member`."""
 
-  def __init__(self, *arguments: Any, **options: Any) -> None:
-    super().__init__(*arguments, **options)
-    settings = self._settings
+  def __init__(
+    self,
+    settings: _settings.NodeSettings,
+    run: workdirs.Workdir,
+    registry: _registry.Registry,
+    bind: _addresses.BindAddress,
+    *,
+    node: int,
+    linger: float = math.inf,
+    stopped: threading.Event | None = None,
+  ) -> None:
+    super().__init__(
+      settings,
+      run,
+      registry,
+      bind,
+      node=node,
+      linger=linger,
+      stopped=stopped,
+    )
     self._is_resumed = self._is_done = self._is_diverged = False
     self._exchanger: _exchange.Exchanger | None = None
     self._peers: _connections.PeerConnections | None = None
@@ -86,8 +107,7 @@ class Peer(_member.Member):
         self._is_wanted,
         self._files.make_hello,
         self._files.layout.size,
-        self._settings.deadlines.step,
-        self._settings.deadlines.silence,
+        self._settings.deadlines,
       )
       self._peers = peers
       try:
@@ -119,7 +139,7 @@ class Peer(_member.Member):
     return member != self._node and 0 <= member < self._settings.num_nodes
 
   def _restore(self) -> None:
-    """Resumes from the last checkpoint, or from the start, if it was here."""
+    """Resumes, from the last checkpoint or from the start, if it has files."""
     weights = self._weights
     found = self._files.restore(weights.state, weights.position)
     if found is not None:
@@ -144,7 +164,7 @@ class Peer(_member.Member):
     self, peers: _connections.PeerConnections, exchanger: _exchange.Exchanger
   ) -> None:
     """Waits for the other nodes, and joins them if they have begun."""
-    # With a centre, a node sees only the centre, which knows who is there.
+    # With a centre, a node contacts only the centre, which lists the nodes.
     has_centre = self._settings.strategy.has_centre
     has_steps = self._weights.step < self._settings.num_steps
     num_others = self._settings.num_nodes - 1
@@ -166,7 +186,7 @@ class Peer(_member.Member):
       )
       if not self._is_resumed and any(map(self._is_ahead, statuses)):
         exchanger.join()
-        company = {self._node}  # The others know with whom they began.
+        company = {self._node}  # The others know their own first members.
         break
       begun = [each for each in statuses if each['has_begun']]
       if begun:  # The others have begun, and wait for no more nodes.

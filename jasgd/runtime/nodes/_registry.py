@@ -1,10 +1,10 @@
-"""Registry of the members of a run of nodes: who they are, and where.
+"""Registry of the members of a run of nodes: their numbers and addresses.
 
 Each process has its own. A node writes its address into the folder of the run,
 and tells it to each node that it contacts, which answers with all addresses
-that it knows. So any node may be the first, and a node that does not share the
-folder needs the address of any other. There is no central registry, hence no
-single point of failure.
+that it knows. So any node may start first, and a node that does not share the
+folder needs the address of one other node. There is no central registry, hence
+no single point of failure.
 """
 
 from collections.abc import Iterator, Mapping

@@ -31,7 +31,7 @@ Receive = Callable[[_messages.Message], int]
 
 
 class SnapshotServer:
-  """Sends snapshots, and hands over what other nodes send.
+  """Sends snapshots, and hands over the messages of other nodes.
 
   The thread that calls `run` handles requests. Another one may `publish`.
 
@@ -39,7 +39,7 @@ class SnapshotServer:
     layout: Layout of the weights.
     fingerprint: Fingerprint of the run, which nodes must have.
     is_shared: Whether other processes can map snapshots.
-    receive: Takes in what other nodes send.
+    receive: Function that takes the messages of other nodes.
     describe: Status of the owner, as a JSON-serialisable dict.
     on_node: Called with number, address (if any) and start time of each node
       that says HELLO, or that a launcher calls dead.
@@ -131,7 +131,7 @@ class SnapshotServer:
     self._store.close()
 
   def _hello(self, channel: _wire.Channel, message: _messages.Message) -> None:
-    """Lets a node of this run send."""
+    """Handles the HELLO of a node, which may send messages from then on."""
     said = _front_desk.read_hello(message.text, self._fingerprint)
     node, address, since = _check_hello(said, message.text)
     self._known.add(channel)

@@ -1,8 +1,9 @@
-"""Metrics of a server, and the weights that are to be evaluated with them."""
+"""Metrics of a server, the weights to be evaluated, and the owner's time."""
 
 import collections
 from collections.abc import Callable
 import json
+import time
 from typing import Any
 
 from jasgd import protocols
@@ -16,6 +17,44 @@ from jasgd.runtime.wires import _wire
 _MAX_ANSWER = 100
 # Rows that wait for a launcher. Without one the oldest are dropped.
 _MAX_ROWS = 10_000
+# Purposes that the owner's time is counted for.
+_PURPOSES = ('wait', 'decide', 'update', 'record', 'publish', 'send', 'save')
+
+
+class Stopwatch:
+  """Time of the run, and how the thread of the weights' owner spends it.
+
+  Args:
+    now: Time in seconds.
+
+  Attributes:
+    times: Seconds by purpose. 'copy' is the time in which wires copy gradients
+      out of streams, in their own threads.
+  """
+
+  def __init__(self, now: Callable[[], float]) -> None:
+    self.times = dict.fromkeys((*_PURPOSES, 'copy'), 0.0)
+    self._now = now
+    self._begin = now()
+    self._mark = time.perf_counter()
+
+  def get_time(self) -> float:
+    """Seconds since the run began; a resumed run goes on counting."""
+    return self._now() - self._begin
+
+  def add(self, purpose: str) -> None:
+    """Counts the time since the last call for a purpose."""
+    now = time.perf_counter()
+    self.times[purpose] += now - self._mark
+    self._mark = now
+
+  def save(self) -> float:
+    """Seconds since the run began, for a checkpoint."""
+    return self.get_time()
+
+  def restore(self, seconds: float) -> None:
+    """Inverse of `save`."""
+    self._begin = self._now() - seconds
 
 
 class ServerMetrics:
@@ -153,9 +192,14 @@ class ServerMetrics:
     text = json.dumps([rows[i] for i in range(min(len(rows), _MAX_ANSWER))])
     channel.send(_messages.Message(_messages.Verb.ANSWER, text=text))
 
-  def save(self) -> dict[str, Any]:
-    """Counts and rows for a checkpoint."""
+  def list_leased(self) -> list[_snapshots.Snapshot]:
+    """The snapshot that is to be evaluated next, if there is one."""
+    return [] if self.next is None else [self.next]
+
+  def save(self, keys: list[tuple[int, int]]) -> dict[str, Any]:
+    """Counts and rows for a checkpoint; `next` as its index in `keys`."""
     return {
+      'next': None if self.next is None else keys.index(self.next.key),
       'fates': {str(int(fate)): count for fate, count in self.fates.items()},
       'last_clock': self._last_clock,
       'last': self._last,
@@ -169,7 +213,7 @@ class ServerMetrics:
     }
 
   def restore(
-    self, state: dict[str, Any], evaluated: _snapshots.Snapshot | None
+    self, state: dict[str, Any], snapshots: list[_snapshots.Snapshot]
   ) -> None:
     """Inverse of `save`; leases the snapshot that is to be evaluated next."""
     self.fates.update(
@@ -181,5 +225,5 @@ class ServerMetrics:
     self._num_counted, self._staleness, self._max_staleness, self._loss = state[
       'sums'
     ]
-    if evaluated is not None:
-      self.next = self._store.lease(evaluated)
+    if state['next'] is not None:
+      self.next = self._store.lease(snapshots[state['next']])

@@ -34,6 +34,17 @@ class Push(NamedTuple):
     assert self.decision.fate is not None  # Each push has one.
     return self.decision.fate
 
+  @property
+  def answered(self) -> tuple[int, ...]:
+    """Learners that are answered after it.
+
+    The protocol does not decide on a gradient after the end of the run: its
+    learner is answered in any case.
+    """
+    if self.fate == protocols.Fate.AFTER_END:
+      return (self.session.learner,)
+    return self.decision.released
+
 
 class LearnerRecords:
   """Records what learners did. All but pushes are flushed at once.
@@ -123,16 +134,14 @@ class LearnerRecords:
     }
     self._recorder.write(_Kind.PUSH, row)
 
-  def record_fetch(
-    self, session: _sessions.LearnerSession, read_clock: int, clock: int
-  ) -> None:
-    """Records that a learner got weights apart from a push."""
+  def record_fetch(self, session: _sessions.LearnerSession, clock: int) -> None:
+    """Records that a learner got the newest weights, apart from a push."""
     self._write(
       _Kind.FETCH,
       worker=session.learner,
       step=session.num_computed,
       version=clock,
-      read_version=read_clock,
+      read_version=clock,
     )
 
   def record_presence(

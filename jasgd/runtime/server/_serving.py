@@ -110,8 +110,8 @@ def _run(
       on_step(server)
     if stopped is not None and stopped.is_set():
       server.stop('It was stopped.')
-  # The process that started this one, and will stop it, may not have seen yet
-  # how the run ended.
+  # The launcher may not have read the reason of the end yet: answer it until it
+  # stops this process.
   deadline = time.monotonic() + settings.deadlines.end
   while stopped is not None and not stopped.is_set():
     server.step(_TICK)

@@ -1,25 +1,20 @@
-"""Learner sessions: what the server knows of each learner."""
+"""Learner sessions: the server's state of each learner, and leases."""
 
 from collections.abc import Iterator
 import dataclasses
 import enum
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from jasgd.runtime import _settings
 from jasgd.runtime import _snapshots
 from jasgd.runtime.wires import _messages
 from jasgd.runtime.wires import _wire
 
-# Factor on the longest computing time, for each gradient that took less.
-_DECAY = 0.98
-# A step deadline is the longest computing time of late times this factor, and
-# at least so many seconds.
-_DEADLINE_FACTOR, _MIN_DEADLINE = 10.0, 5.0
+# Least seconds of an adaptive deadline for a gradient.
+_MIN_DEADLINE = 5.0
 # Learners that a text names at most: more fit neither a line nor a message.
 _MAX_NAMES = 8
-_MAX_INSTANCE = 64  # Characters.
-_MAX_COUNT = 2**31 - 1  # Steps, versions, incarnations and pids.
 
 
 class State(enum.StrEnum):
@@ -31,76 +26,6 @@ class State(enum.StrEnum):
   GONE = 'gone'
 
 
-class Hello(NamedTuple):
-  """A valid HELLO of a learner.
-
-  Attributes:
-    worker: Number that the learner had before; -1: none.
-    instance: Random text that identifies the learner's process.
-    num_devices: Devices over which it spreads a minibatch.
-    pid: Process id, as it says; 0: not given.
-  """
-
-  worker: int
-  instance: str
-  num_devices: int
-  pid: int
-
-
-def check_hello(
-  message: _messages.Message, said: dict[str, Any], batch: int
-) -> Hello:
-  """Checks the fields of a learner's HELLO.
-
-  Args:
-    message: The message.
-    said: JSON object of its text, with the right fingerprint.
-    batch: Samples in a minibatch.
-
-  Returns:
-    The fields.
-
-  Raises:
-    MessageError: if no learner of this run can have sent this.
-  """
-  instance = said.get('instance', '')
-  if not isinstance(instance, str) or not (
-    instance.isascii() and len(instance) <= _MAX_INSTANCE
-  ):
-    raise _messages.MessageError(
-      'hello',
-      f'An instance has at most {_MAX_INSTANCE} ASCII characters, got '
-      f'{instance!r:.80}.',
-    )
-  num_devices = said.get('num_devices', 1)
-  if (
-    type(num_devices) is not int
-    or not 0 <= num_devices <= batch
-    or (batch % max(num_devices, 1))
-  ):
-    raise _messages.MessageError(
-      'hello',
-      f'num_devices must divide the batch of {batch}, got {num_devices!r:.40}.',
-    )
-  pid = said.get('pid', 0)
-  if type(pid) is not int or not 0 <= pid <= _MAX_COUNT:
-    raise _messages.MessageError('hello', f'There is no pid {pid!r:.40}.')
-  # A learner that comes back says which gradient was not answered.
-  counts = (message.step, message.version, message.incarnation)
-  if message.step < -1 or max(counts) > _MAX_COUNT:
-    raise _messages.MessageError(
-      'hello',
-      f'A HELLO can not be of (step, version, incarnation) {counts}.',
-    )
-  if message.step >= 0 and not (
-    min(counts) >= 0 and 0 <= message.seconds < math.inf
-  ):
-    raise _messages.MessageError(
-      'hello', 'A gradient has a version, an incarnation and seconds from 0 up.'
-    )
-  return Hello(message.worker, instance, max(num_devices, 1), pid)
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class LearnerSession:
   """State of one learner.
@@ -108,6 +33,7 @@ class LearnerSession:
   Attributes:
     learner: Its number.
     instance: Random text that identifies its process.
+    pid: Process id, as the learner says; 0: not given.
     num_devices: Devices over which it spreads a minibatch.
     channel: Channel for answers; None if it is not connected.
     state: Its state.
@@ -123,11 +49,12 @@ class LearnerSession:
     num_applied: Its gradients that were applied.
     num_not_finite: Its gradients that were not finite.
     is_warm: Whether it has sent a gradient: the first one includes compiling.
-    longest: Longest computing time of late, in seconds; 0: none was seen.
+    longest: Longest recent computing time, in seconds; 0: there was none.
   """
 
   learner: int
   instance: str = ''
+  pid: int = 0
   num_devices: int = 1
   channel: _wire.Channel | None = None
   state: State = State.GONE
@@ -199,8 +126,8 @@ class LearnerSession:
   def count_push(self, time: float) -> None:
     """Counts a valid push, and the time that it took."""
     seconds = time - self.start_time
-    if self.is_warm:  # Long ago counts less and less.
-      self.longest = max(seconds, _DECAY * self.longest)
+    if self.is_warm:
+      self.longest = _settings.update_longest(self.longest, seconds)
     self.is_warm = True
     self.next_step += 1
 
@@ -244,12 +171,36 @@ class LearnerSession:
     message = snapshot.make_message(**where, fate=self.fate, text=text)
     self.channel.send(message, snapshot.buffer)
 
+  def ask_to_resend(self) -> None:
+    """Asks a learner that came back for the gradient that it had computed."""
+    assert self.channel is not None  # It has just connected.
+    text, self.welcome = self.welcome, ''
+    self.channel.send(
+      _messages.Message(
+        _messages.Verb.ANSWER,
+        flags=_messages.Flag.RESEND,
+        worker=self.learner,
+        step=self.next_step,
+        text=text,
+      )
+    )
+
+  def describe(self) -> dict[str, Any]:
+    """Entry of the server's status."""
+    return {
+      'state': str(self.state),
+      'step': self.next_step,
+      'num_applied': self.num_applied,
+      'num_not_finite': self.num_not_finite,
+    }
+
   def save(self, keys: list[tuple[int, int]]) -> dict[str, Any]:
     """State for a checkpoint; leases as their indices in `keys`."""
     is_waiting = self.state == State.WAITING or self.was_waiting
     return {
       'learner': self.learner,
       'instance': self.instance,
+      'pid': self.pid,
       'num_devices': self.num_devices,
       'is_here': self.state != State.GONE,
       'is_waiting': is_waiting,
@@ -331,31 +282,49 @@ class Sessions:
       )
     return session
 
-  def check_free(self, channel: _wire.Channel, hello: Hello) -> None:
-    """Raises a MessageError if another learner has the channel or number."""
+  def check_free(
+    self,
+    channel: _wire.Channel,
+    *,
+    worker: int,
+    instance: str,
+    num_devices: int,
+  ) -> None:
+    """Checks that a learner may come on a channel.
+
+    Args:
+      channel: Channel of its HELLO.
+      worker: Number that it had before; -1: none.
+      instance: Random text that identifies its process.
+      num_devices: Number of its devices.
+
+    Raises:
+      MessageError: if another learner has the channel or the number, or it has
+        come back with another number of devices.
+    """
     if channel in self._by_channel:
       raise _messages.MessageError(
         'twice', 'This channel has a learner already.'
       )
-    wanted = self._sessions.get(hello.worker)
+    wanted = self._sessions.get(worker)
     if (
       wanted is not None
       and wanted.channel is not None
-      and not wanted.belongs_to(hello.instance)
+      and not wanted.belongs_to(instance)
     ):
       raise _messages.MessageError(
-        'taken', f'Learner {hello.worker} is here already.'
+        'taken', f'Learner {worker} is here already.'
       )
-    own = self.find_instance(hello.instance)
+    own = self.find_instance(instance)
     if (
       own is not None
       and own.state == State.ABSENT
-      and own.num_devices != hello.num_devices
+      and own.num_devices != num_devices
     ):
       raise _messages.MessageError(
         'hello',
         f'Learner {own.learner} had {own.num_devices} devices, got '
-        f'{hello.num_devices}.',
+        f'{num_devices}.',
       )
 
   def choose(self, instance: str) -> LearnerSession:
@@ -375,6 +344,8 @@ class Sessions:
   ) -> None:
     """Binds a session to a channel and a process."""
     self._detach(session)
+    if not session.belongs_to(instance):  # The new process has to compile.
+      session.is_warm, session.longest = False, 0.0
     session.channel, session.instance = channel, instance
     self._by_channel[channel] = session
 
@@ -412,12 +383,9 @@ class Sessions:
 
   def find_step_deadline(self, deadlines: _settings.Deadlines) -> float:
     """Seconds that a gradient may take while other learners wait for it."""
-    if deadlines.step:
-      return deadlines.step
     longest = max((each.longest for each in self), default=0.0)
-    if not longest:
-      return deadlines.first_step
-    return max(_DEADLINE_FACTOR * longest, _MIN_DEADLINE)
+    minimum = _MIN_DEADLINE if longest else deadlines.first_step
+    return deadlines.find_step(longest, minimum)
 
   def describe_waits(self, time: float) -> str:
     """Which learners wait for which, in words; '' if none waits."""
@@ -442,6 +410,10 @@ class Sessions:
 
   # --- Checkpoints.
 
+  def list_leased(self) -> list[_snapshots.Snapshot]:
+    """Snapshots that learners may use."""
+    return [lease for each in self for lease in each.leases.values()]
+
   def save(self, keys: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """State for a checkpoint; leases as their indices in `keys`."""
     return [session.save(keys) for session in self]
@@ -455,6 +427,7 @@ class Sessions:
       self._sessions[each['learner']] = LearnerSession(
         learner=each['learner'],
         instance=each['instance'],
+        pid=each['pid'],
         num_devices=each['num_devices'],
         state=State.ABSENT if each['is_here'] else State.GONE,
         was_waiting=each['is_waiting'],

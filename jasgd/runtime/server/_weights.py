@@ -185,7 +185,7 @@ class ServerWeights:
     self.state = self._functions.apply_many(self.state, tuple(rows))
 
   def update_alone(self) -> None:
-    """Updates with the gradients so far: the learner that was missing left."""
+    """Updates with the gradients so far, as the missing learner has left."""
     self.state = self._functions.update(self.state, self.rate, self.num_present)
     self._tick()
 

@@ -89,7 +89,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-  """Imports what needs Arrow Flight."""
+  """Imports a name that needs Arrow Flight."""
   if name not in _LAZY:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(f'{__name__}.{_LAZY[name]}'), name)

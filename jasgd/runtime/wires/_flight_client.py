@@ -27,7 +27,7 @@ _OPTIONS = (
 )
 # One client connects at a time, so that each can find its own socket.
 _ONE_BY_ONE = threading.Lock()
-# Seconds after which a thread that should have ended is waited for no longer.
+# Seconds to wait for the end of the watchdog thread.
 _END = 10.0
 # Seconds that a watchdog sleeps at most.
 _SLEEP = 60.0
@@ -306,9 +306,8 @@ class Watchdog:
     self._deadline = deadline
     with self._condition:
       self._due = time.monotonic() + deadline
-      if (
-        self._due < self._wakes
-      ):  # Otherwise it wakes too early, and sleeps on.
+      # A thread that wakes earlier than needed sleeps again by itself.
+      if self._due < self._wakes:
         self._condition.notify()
 
   def renew(self) -> None:

@@ -337,7 +337,7 @@ class _FlightChannel(_wire.Channel):
     self._outbox.put((head, batches, is_last))
 
   def close(self) -> None:
-    """Disconnects, after what was sent. No event follows; twice is no error."""
+    """Disconnects once all answers are sent. No event follows; repeatable."""
     with self._lock:
       if self._is_closed:
         return

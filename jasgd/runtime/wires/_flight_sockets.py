@@ -24,7 +24,6 @@ import urllib.parse
 # Errors of a process, or of a system, that has no file descriptor left.
 _SHORTAGE = (errno.EMFILE, errno.ENFILE)
 
-
 _log = logging.getLogger(__name__)
 
 # File descriptors that stay free for the run's own files.

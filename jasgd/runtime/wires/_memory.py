@@ -103,9 +103,7 @@ class MemoryListener(_wire.Listener):
     except (BlockingIOError, ConnectionError):
       return ()
     except OSError as error:
-      if (
-        error.errno != errno.EMFILE
-      ):  # Of the machine, not of this process: later.
+      if error.errno != errno.EMFILE:  # The machine has no resources left.
         _log.warning('A client could not be accepted: %s.', error)
         return ()
       return self._turn_away(error)
@@ -135,8 +133,8 @@ class MemoryListener(_wire.Listener):
   def _turn_away(self, error: OSError) -> Iterable[_wire.Event]:
     """Refuses a client for which there is no file descriptor.
 
-    Left in the queue of the socket, it would wake the server for ever. The
-    spare descriptor is closed to accept it.
+    A client that stays in the queue of the socket would wake the server again
+    and again. The spare descriptor is closed to accept the client.
     """
     if self._spare_fd >= 0:
       os.close(self._spare_fd)
@@ -146,7 +144,7 @@ class MemoryListener(_wire.Listener):
       events = channel.expel(_messages.MessageError('crowded', str(error)))
       self._spare_fd = os.open(os.devnull, os.O_RDONLY)
       return events
-    except OSError as another:  # Another thread was faster: at the next client.
+    except OSError as another:  # Another thread took the spare descriptor.
       _log.warning('A client could not be refused: %s.', another)
       return ()
 
@@ -235,7 +233,7 @@ class _MemoryChannel(_wire.Channel):
         self._socket.send(data)
       else:
         socket.send_fds(self._socket, [data], [fd])
-    except OSError:  # Waiting for room would be waiting for this client.
+    except OSError:  # A full socket: the server must not wait for a client.
       self.close()
       return False
     return True
@@ -350,9 +348,8 @@ class _MemoryConnection(_wire.Connection):
         f'There is no server at {address}: {error}.'
       ) from error
     _, uid = _read_credentials(self._socket)
-    if (
-      uid != os.geteuid()
-    ):  # Another user may have taken the name of a dead server.
+    # Another user may have taken the name of a dead server.
+    if uid != os.geteuid():
       raise _wire.WireError(
         f'The server is of user {uid}, this client of {os.geteuid()}.'
       )
@@ -376,7 +373,7 @@ class _MemoryConnection(_wire.Connection):
   def _set_deadline(self, deadline: float) -> None:
     """Sets the time-out of the socket, so that a wait is one system call.
 
-    If a signal is handled meanwhile, the time-out begins anew.
+    If a signal is handled meanwhile, the time-out starts again.
     """
     if deadline != self._deadline:
       seconds, rest = divmod(max(round(deadline * 1e6), 1), 1_000_000)

@@ -75,7 +75,7 @@ class Verb(enum.IntEnum):
   ANSWER = 65  # The fate without weights; or a text.
   WAIT = 66  # The answer is withheld; the text says why. More will come.
   END = 67  # The run is over for this learner; the text says why.
-  REFUSED = 68  # The message was bad; the text says what it should be.
+  REFUSED = 68  # The message was bad; the text names the rule.
 
 
 # Verbs whose text is JSON, if they have one.

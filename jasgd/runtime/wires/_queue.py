@@ -61,7 +61,7 @@ class QueueListener(_wire.Listener):
 
 
 class _QueueChannel(_wire.Channel):
-  """Both sides share it; `send` and `close` are for the server."""
+  """A channel of both sides; the server calls `send` and `close`."""
 
   def __init__(
     self,
@@ -89,7 +89,7 @@ class _QueueChannel(_wire.Channel):
       self.answers.put(dataclasses.replace(message, payload=payload))
 
   def close(self) -> None:
-    self._end(is_told=False)
+    self._end(tells_server=False)
 
   def receive(self, message: _messages.Message) -> bool:
     """Takes a client's request; False if the server has disconnected."""
@@ -100,15 +100,15 @@ class _QueueChannel(_wire.Channel):
 
   def leave(self) -> None:
     """Disconnects the client, and tells the server unless it did so before."""
-    self._end(is_told=True)
+    self._end(tells_server=True)
 
-  def _end(self, is_told: bool) -> None:
+  def _end(self, tells_server: bool) -> None:
     """Closes the channel; only the first call has an effect."""
     with self._lock:
       if self._is_closed:
         return
       self._is_closed = True
-      if is_told:
+      if tells_server:
         self._inbox.put(_wire.Event(self))
     self.answers.put(None)
     self._forget(self)
@@ -129,7 +129,7 @@ class _QueueConnection(_wire.Connection):
   def _send(
     self, message: _messages.Message, has_payload: bool, deadline: float
   ) -> None:
-    del deadline  # It takes no time.
+    del deadline  # A queue takes a message at once.
     payload = self._sent if has_payload else None
     if not self._channel.receive(dataclasses.replace(message, payload=payload)):
       raise _wire.UntakenError('The connection is closed.')

@@ -61,7 +61,7 @@ class Channel(abc.ABC):
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Disconnects, after what was sent. No event follows; twice is no error."""
+    """Disconnects once all answers are sent. No event follows; repeatable."""
 
 
 class Event(NamedTuple):

@@ -1,7 +1,15 @@
-"""Which learners the server waits for, and for how long."""
+"""Admission of learners: which come or come back, and which are late.
+
+`check_hello` and `choose_entry` decide how a learner that says HELLO goes on.
+`Attendance` knows which learners the server waits for, and for how long. Both
+only decide: the server lets learners join, and removes them.
+"""
 
 from collections.abc import Iterator
+import enum
 import logging
+import math
+from typing import Any, NamedTuple
 
 from jasgd.runtime import _settings
 from jasgd.runtime.server import _sessions
@@ -12,12 +20,122 @@ _State = _sessions.State
 
 # WAITs that a waiting learner gets within the deadline for a sign of life.
 _NUM_WAITS = 4
+_MAX_INSTANCE = 64  # Characters.
+_MAX_COUNT = 2**31 - 1  # Steps, versions, incarnations and pids.
+
+
+class Hello(NamedTuple):
+  """A valid HELLO of a learner.
+
+  Attributes:
+    worker: Number that the learner had before; -1: none.
+    instance: Random text that identifies the learner's process.
+    num_devices: Devices over which it spreads a minibatch.
+    pid: Process id, as it says; 0: not given.
+  """
+
+  worker: int
+  instance: str
+  num_devices: int
+  pid: int
+
+
+def check_hello(
+  message: _messages.Message, said: dict[str, Any], batch: int
+) -> Hello:
+  """Checks the fields of a learner's HELLO.
+
+  Args:
+    message: The message.
+    said: JSON object of its text, with the right fingerprint.
+    batch: Samples in a minibatch.
+
+  Returns:
+    The fields.
+
+  Raises:
+    MessageError: if no learner of this run can have sent this.
+  """
+  instance = said.get('instance', '')
+  if not isinstance(instance, str) or not (
+    instance.isascii() and len(instance) <= _MAX_INSTANCE
+  ):
+    raise _messages.MessageError(
+      'hello',
+      f'An instance has at most {_MAX_INSTANCE} ASCII characters, got '
+      f'{instance!r:.80}.',
+    )
+  num_devices = said.get('num_devices', 1)
+  if (
+    type(num_devices) is not int
+    or not 0 <= num_devices <= batch
+    or (batch % max(num_devices, 1))
+  ):
+    raise _messages.MessageError(
+      'hello',
+      f'num_devices must divide the batch of {batch}, got {num_devices!r:.40}.',
+    )
+  pid = said.get('pid', 0)
+  if type(pid) is not int or not 0 <= pid <= _MAX_COUNT:
+    raise _messages.MessageError('hello', f'There is no pid {pid!r:.40}.')
+  # A learner that comes back says which gradient was not answered.
+  counts = (message.step, message.version, message.incarnation)
+  if message.step < -1 or max(counts) > _MAX_COUNT:
+    raise _messages.MessageError(
+      'hello',
+      f'A HELLO can not be of (step, version, incarnation) {counts}.',
+    )
+  if message.step >= 0 and not (
+    min(counts) >= 0 and 0 <= message.seconds < math.inf
+  ):
+    raise _messages.MessageError(
+      'hello', 'A gradient has a version, an incarnation and seconds from 0 up.'
+    )
+  return Hello(message.worker, instance, max(num_devices, 1), pid)
+
+
+class Entry(enum.Enum):
+  """How a learner that has said HELLO goes on."""
+
+  JOIN = enum.auto()  # As a new learner, with the newest weights.
+  # The other ways are for a learner that was connected before the server's
+  # restart.
+  REJOIN = enum.auto()  # It leaves and joins: its own replica was lost.
+  RESEND = enum.auto()  # It sends the gradient again that was not answered.
+  RECEIVE = enum.auto()  # It gets weights: its gradient can not be used.
+  WAIT = enum.auto()  # Its gradient was counted; the answer is withheld.
+
+
+def choose_entry(
+  session: _sessions.LearnerSession,
+  message: _messages.Message,
+  *,
+  has_fetches: bool,
+) -> Entry:
+  """Decides how a learner goes on.
+
+  Args:
+    session: Session of the learner.
+    message: HELLO, which tells of the gradient that was not answered.
+    has_fetches: Whether learners fetch apart from pushes, into own replicas.
+
+  Returns:
+    The decision.
+  """
+  if session.state != _State.ABSENT:
+    return Entry.JOIN
+  if has_fetches:  # No checkpoint has the learner's own replica.
+    return Entry.REJOIN
+  if session.was_waiting:
+    return Entry.WAIT
+  key = (message.incarnation, message.version)
+  if message.step == session.next_step and key in session.leases:
+    return Entry.RESEND
+  return Entry.RECEIVE
 
 
 class Attendance:
   """Knows which learners have come, and which are late.
-
-  It only finds learners that are late; the server removes them.
 
   Args:
     settings: Settings of the run.
@@ -56,6 +174,14 @@ class Attendance:
   def add_death(self, pid: int) -> None:
     """Notes a dead process: if it had not joined, it is not waited for."""
     self._dead_pids.add(pid)
+
+  def save(self) -> bool:
+    """State for a checkpoint: whether learners compute."""
+    return self.has_begun
+
+  def restore(self, has_begun: bool) -> None:
+    """Inverse of `save`."""
+    self.has_begun = has_begun
 
   @property
   def can_begin(self) -> bool:
@@ -112,7 +238,7 @@ class Attendance:
         _log.warning('%s.', self.describe_waits(time))
 
   def send_waits_if_due(self, time: float) -> None:
-    """Tells waiting learners that the server lives, and whom it waits for."""
+    """Sends signs of life to waiting learners, with the names of the late."""
     if time - self._waits_sent_at <= self._deadlines.silence / _NUM_WAITS:
       return
     self._waits_sent_at = time
