@@ -51,7 +51,7 @@ _Ask, _JoinMean, _Send, _Mix, _MixWaiting, _Reply = (
 class Setup(NamedTuple):
   """The arguments of `simulate`, checked."""
 
-  strategy: gossip.PeerStrategy
+  strategy: Any  # A `gossip.PeerStrategy`.
   num_nodes: int
   num_steps: int
   compute: _times.ComputeTime

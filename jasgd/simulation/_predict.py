@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,13 +84,11 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
     >>> predicted.num_updates, bool((predicted.worker == trace.worker).all())
     (50, True)
   """
-  strategy = gossip.make_strategy(trace.header.get('strategy', {}))
-  if isinstance(strategy, gossip.PeerStrategy):
+  strategy: Any = gossip.make_strategy(trace.header.get('strategy', {}))
+  if not strategy.has_server:
     return _predict_peers(trace, strategy, seed)
-  if isinstance(strategy, protocols.constant_delay):
-    # Its delay comes from equal times; with those of a real run, it is this.
-    strategy = protocols.asynchronous()
-  return _predict_server(trace, strategy, seed)
+  # The times of a real run are never equal.
+  return _predict_server(trace, strategy.without_equal_times(), seed)
 
 
 # --- With a server.
