@@ -9,6 +9,7 @@ import struct
 
 import numpy as np
 
+from jasgd import gossip
 from jasgd import traces
 
 # The columns of a row. `read_version` is of the row's source, if it has one.
@@ -32,6 +33,21 @@ _CHANGES = (
 # The bytes of a row, from the values of its columns; append them to a
 # `bytearray` of rows.
 pack = _FORMAT.pack
+
+
+def pack_lost(
+  sender: int,
+  receiver: int,
+  sent: gossip.Message | gossip.Reply,
+  start: float,
+  end: float,
+  mass: float = 0.0,
+) -> bytes:
+  """The row of a message, or a question, that a dead node did not get."""
+  return pack(
+    *(traces.Kind.LOST, sender, receiver, 0, sent.step, 0, sent.version),
+    *(0, 0.0, 0.0, mass, start, end),
+  )
 
 
 def get_last_time(rows: bytearray) -> float:
