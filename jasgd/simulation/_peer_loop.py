@@ -105,13 +105,13 @@ class PeerLoop:
     self._read_version = [0] * num_nodes
     self._num_mixes = [0] * num_nodes
     self._recorded_mass = [machine.mass for machine in self._machines]
-    self._begun = [0.0] * num_nodes  # When its current work began.
-    self._link_free = [0.0] * num_nodes  # When its link has sent everything.
+    self._begun = [0.0] * num_nodes  # Start of its current step or exchange.
+    self._link_free = [0.0] * num_nodes  # Time at which its link is idle.
     self._life = [0] * num_nodes
     self._members = _failures.Members(self._machines)
     self._is_up = self._members.is_up
-    self._is_resting = [False] * num_nodes  # Whether its last step is made.
-    self._until = [0.0] * num_nodes  # When it comes back, if it is down.
+    self._is_resting = [False] * num_nodes  # Whether it has made all its steps.
+    self._until = [0.0] * num_nodes  # Time of its return, if it is down; 0: up.
     self._saved = [_START] * num_nodes
     self._saved_at = [0.0] * num_nodes
     self._rows = bytearray()  # Of `_rows.pack`.
@@ -139,14 +139,14 @@ class PeerLoop:
 
   @property
   def num_missing(self) -> int:
-    """Steps that were never made, as their nodes were gone for good.
+    """Number of steps that were not made because their nodes died for good.
 
-    Those that a joiner skips, as it takes over the step of another, are none.
+    Steps that a joiner skips, since it takes over a peer's step, do not count.
     """
     return sum(self._num_steps - step for step in self._step)
 
   def run(self) -> np.ndarray:
-    """Handles events until all nodes have made their steps, or cannot."""
+    """Handles events until no node has a step left that it can make."""
     for node in range(self._setup.num_nodes):
       self._begin_step(node, 0.0)
     heap, pop, handlers = self._heap, heapq.heappop, self._handlers
@@ -266,7 +266,7 @@ class PeerLoop:
   def _answer(
     self, node: int, time: float, data: tuple[int, list[int]]
   ) -> None:
-    """Questions have arrived."""
+    """The questions of a node have arrived: answers them."""
     life, peers = data
     if peers == [gossip.CENTRE]:
       self._centre.ask(node, time, life, REPLIED)
@@ -321,7 +321,7 @@ class PeerLoop:
     if not self._is_up[peer]:
       self._note_refusals(node, time, self._begun[node], [peer])
       return
-    # At once: each is averaged with what the other was before.
+    # Both versions are read first: each mixes the other's old weights.
     own = _Reply(node, _TAKEN, self._version[node], self._step[node])
     other = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
     begun = self._begun[node]
@@ -407,7 +407,7 @@ class PeerLoop:
         self._begun[node],
         time,
       )
-    # All save after the same mean, or could not go back to it together.
+    # All save after the same mean, so that they can return to it together.
     is_due = time - self._saved_at[0] >= self._checkpoint_seconds
     for node in nodes:
       self._machines[node].on_replies(())

@@ -82,11 +82,11 @@ class ServerLoop:
     self._num_computed = [0] * num_learners  # Steps in all.
     self._since_fetch = [0] * num_learners  # Steps since the last fetch.
     self._since_push = [0] * num_learners  # Steps since the last push.
-    self._read_clock = [-1] * num_learners  # Of its weights; -1: it has none.
-    self._early_clock = [0] * num_learners  # Just before its last push.
-    self._start = [0.0] * num_learners  # When it began its gradient.
+    self._read_clock = [-1] * num_learners  # Clock of its weights; -1: none.
+    self._early_clock = [0] * num_learners  # Clock just before its last push.
+    self._start = [0.0] * num_learners  # Start of its gradient.
     self._duration = [0.0] * num_learners  # Time that the gradient takes.
-    self._done_at = [np.inf] * num_learners  # End of that; infinity: no push.
+    self._done_at = [np.inf] * num_learners  # Its end; infinity: no push.
     self._life = [0] * num_learners  # Number of its deaths.
     # Place in the rows of its unanswered push; -1: there is none.
     self._pushed = [-1] * num_learners

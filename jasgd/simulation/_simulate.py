@@ -32,20 +32,19 @@ def simulate(
   restart_seconds: float = 0.0,
   seed: int = 0,
 ) -> traces.Trace:
-  """Runs a strategy in virtual time, and records what happens.
+  """Runs a strategy in virtual time, and records all events.
 
   **With a protocol**, learners push to a server. A push is handled atomically:
   staleness is measured, the protocol decides, the clock advances by one if it
   updates, and only then does the learner's pull see the newest weights. So with
   c gradients per update the mean staleness is (num_workers - 1) / c, whatever
   the speeds; with overlap, where a learner pulls before its push is applied, it
-  is num_workers / c. Overlap changes what is read, not when: the times are
-  those without.
+  is num_workers / c. Overlap changes the versions that are read, but no times.
 
   **With a peer strategy**, nodes step on their own weights. Every node is
   driven by the state machine that a real process would have, see
   `jasgd.gossip.PeerNode`. Each makes equally many steps. A node that is done
-  still answers, and mixes what it is sent.
+  still answers questions, and mixes the messages that it receives.
 
   A dead node does nothing. Each other node believes that it is alive until it
   fails to reach it, which takes two latencies and `detection_seconds`; after

@@ -1,4 +1,4 @@
-"""Protocols as name and arguments, and back."""
+"""Protocols stored as name and arguments, and built from them."""
 
 import json
 import sys

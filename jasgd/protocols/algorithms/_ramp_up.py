@@ -121,8 +121,8 @@ class RampUp(_base.Protocol):
   def _admit(self, decision: _base.Decision) -> _base.Decision:
     """Adds to those released the learners that are admitted now."""
     released = decision.released
-    # If no learner is inside, the clock stands still, so the next learner is
-    # admitted before its turn.
+    # If no learner is admitted, the clock cannot advance, so the next learner
+    # is admitted before its turn.
     while self._queue and (
       self._queue[0][0] <= self.protocol.clock or not self.protocol.alive
     ):
