@@ -101,7 +101,7 @@ def _check_peers(trace, failures, is_collective):
   restart_seconds=st.sampled_from([0.0, 0.5]),
   detection_seconds=st.sampled_from([0.0, 0.3]),
 )
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
 def test_the_other_nodes_continue_after_any_death(
   name, network, failures, times, **seconds
 ):
