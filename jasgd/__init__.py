@@ -8,8 +8,8 @@ room          question                        to change, open
 ============  ==============================  ===============================
 `transforms`  what becomes of a stale         a policy: `policies.py`
               gradient?
-`protocols`   with a server: when does it     a protocol: `_counting.py`,
-              update, which learners wait?    `_quorum.py`, `_ssp.py`
+`protocols`   with a server: when does it     a protocol:
+              update, which learners wait?    `algorithms/_softsync.py`, ...
 `gossip`      without a server: which nodes   a peer strategy:
               mix their weights?              `strategies/_pull.py`, ...; a
                                               topology: `topologies/_static.py`

@@ -16,6 +16,8 @@ import optax
 import pytest
 
 import jasgd
+from jasgd import gossip
+from jasgd import protocols
 from jasgd import transforms
 from tests.transforms import cases
 
@@ -46,6 +48,12 @@ HEAVY = {
   'sklearn',
   'tensorflow_datasets',
   'tensorstore',
+}
+# Names of strategies in `jasgd.protocols` and `jasgd.gossip`.
+STRATEGY_CLASSES = {
+  *('Protocol', 'PeerStrategy', 'PeerNode', 'Gossip', 'GossipNode'),
+  *protocols.PROTOCOLS,
+  *(kind.__name__ for kind in gossip.STRATEGIES.values()),
 }
 # What tensorflow-datasets reads and decodes with, and does not ask for itself.
 READERS = {'array-record', 'pillow'}
@@ -106,6 +114,36 @@ def test_rooms_only_import_rooms_above():
 )
 def test_the_walk_over_imports_finds_trespasses(room, source, is_allowed):
   assert (not list(_find_trespasses(room, source))) == is_allowed
+
+
+def _list_type_checks(source):
+  """Checks by `isinstance` or `issubclass` of a protocol or peer strategy."""
+  for node in ast.walk(ast.parse(source)):
+    if not isinstance(node, ast.Call) or len(node.args) != 2:
+      continue
+    text = ast.unparse(node.args[1])
+    names = re.findall(r'\b(?:protocols|gossip)\.(\w+)', text)
+    if ast.unparse(node.func) in ('isinstance', 'issubclass') and (
+      {*names} & STRATEGY_CLASSES or re.search(r'\b_?Strategy\b', text)
+    ):
+      yield ast.unparse(node)
+
+
+def test_rooms_ask_strategies_instead_of_checking_their_classes():
+  """Attributes such as `has_server` also hold for the classes of users."""
+  found = [
+    f'{path.relative_to(ROOT)}: {check}'
+    for path in (ROOT / 'jasgd').rglob('*.py')
+    if path.relative_to(ROOT / 'jasgd').parts[0] not in ('protocols', 'gossip')
+    for check in _list_type_checks(path.read_text())
+  ]
+  assert not found
+  for check in (
+    'isinstance(strategy, gossip.PeerStrategy)',
+    'isinstance(strategy, (int, protocols.constant_delay))',
+    'issubclass(kind, gossip.Strategy)',
+  ):
+    assert list(_list_type_checks(check)) == [check]
 
 
 def test_nothing_else_at_the_top():

@@ -288,7 +288,8 @@ def check_devices(
       number of nodes, the dtype, or nodes that all mix at once.
   """
   protocols.check_count('num_nodes', num_nodes, 1)
-  if not isinstance(strategy, gossip.PeerStrategy):
+  gossip.check_strategy(strategy)
+  if strategy.has_server:
     raise ValueError(
       'strategy must be one of jasgd.gossip, such as gossip.Pull(), got '
       f'{strategy!r}.'

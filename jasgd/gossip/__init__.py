@@ -21,8 +21,11 @@ import importlib
 from typing import Any, TYPE_CHECKING
 
 from jasgd.gossip import topologies
+from jasgd.gossip.strategies import check_strategy as check_strategy
+from jasgd.gossip.strategies import find_strategy as find_strategy
 from jasgd.gossip.strategies import make_strategy
 from jasgd.gossip.strategies import STRATEGIES as STRATEGIES
+from jasgd.gossip.strategies import Strategy as Strategy
 from jasgd.gossip.strategies._allreduce import AllReduce
 from jasgd.gossip.strategies._base import Actions as Actions
 from jasgd.gossip.strategies._base import Ask

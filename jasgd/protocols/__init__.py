@@ -43,16 +43,21 @@ from jasgd.protocols._checks import check_count as check_count
 from jasgd.protocols._checks import check_number as check_number
 from jasgd.protocols._configurable import build as build
 from jasgd.protocols._configurable import Configurable as Configurable
-from jasgd.protocols._counting import Asynchronous as asynchronous
-from jasgd.protocols._counting import ConstantDelay as constant_delay
-from jasgd.protocols._counting import Downpour as downpour
-from jasgd.protocols._counting import Rennala as rennala
-from jasgd.protocols._counting import Ringmaster as ringmaster
-from jasgd.protocols._counting import Softsync as softsync
-from jasgd.protocols._quorum import Backup as backup
-from jasgd.protocols._quorum import Hardsync as hardsync
-from jasgd.protocols._ramp_up import RampUp as ramp_up
-from jasgd.protocols._ssp import Ssp as ssp
+from jasgd.protocols._configurable import find_named as find_named
+from jasgd.protocols.algorithms._asynchronous import (
+  Asynchronous as asynchronous,
+)
+from jasgd.protocols.algorithms._backup import Backup as backup
+from jasgd.protocols.algorithms._constant_delay import (
+  ConstantDelay as constant_delay,
+)
+from jasgd.protocols.algorithms._downpour import Downpour as downpour
+from jasgd.protocols.algorithms._hardsync import Hardsync as hardsync
+from jasgd.protocols.algorithms._ramp_up import RampUp as ramp_up
+from jasgd.protocols.algorithms._rennala import Rennala as rennala
+from jasgd.protocols.algorithms._ringmaster import Ringmaster as ringmaster
+from jasgd.protocols.algorithms._softsync import Softsync as softsync
+from jasgd.protocols.algorithms._ssp import Ssp as ssp
 
 __all__ = [
   'Decision',

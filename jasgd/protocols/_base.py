@@ -1,7 +1,7 @@
 """Base class of every protocol: events, hooks, saved state."""
 
 import enum
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from jasgd.protocols import _configurable
 
@@ -66,6 +66,9 @@ class Protocol(_configurable.Configurable):
 
   Class attributes:
     name: Name of the protocol in `repr` and in reports.
+    has_server: True. (A `jasgd.gossip.PeerStrategy` has False.)
+    num_learners: The only number of learners that the protocol works with;
+      None if there is no such number.
     steps_per_push: Steps that a learner computes between two pushes.
     steps_per_fetch: Steps that a learner computes between two fetches.
     holds_learners: Whether a learner may have to wait after its push. False
@@ -115,6 +118,8 @@ class Protocol(_configurable.Configurable):
     [0 0 1 1 2 1 2 1]
   """
 
+  has_server: ClassVar[bool] = True
+  num_learners: int | None = None
   steps_per_push: int = 1
   steps_per_fetch: int = 1
   holds_learners: bool = True
@@ -221,6 +226,20 @@ class Protocol(_configurable.Configurable):
     return Decision(None, False, ())
 
   # --- Methods that drivers call.
+
+  def count_per_update(self) -> int | None:
+    """Number of gradients of every update while `alive` stays as it is.
+
+    Returns:
+      The number, if every gradient is taken, and whichever learners push; the
+      simulator then need not ask the protocol about each gradient. None if the
+      protocol has to be asked.
+    """
+    return None
+
+  def without_equal_times(self) -> 'Protocol':
+    """The protocol for learners of unequal speeds: itself, for most."""
+    return self
 
   @property
   def inside(self) -> set[int]:

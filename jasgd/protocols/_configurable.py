@@ -98,7 +98,13 @@ def build(
       f'{config!r}.'
     )
   name = config['name']
-  make = _find(name, known, noun)
+  make = find_named(noun, known, name)
+  is_class = inspect.isclass(make) and issubclass(make, Configurable)
+  if name not in known and not is_class:
+    raise ValueError(
+      f'{name!r} must be the name of a subclass of jasgd.protocols.Protocol '
+      f'or jasgd.gossip.PeerStrategy, but it is {make!r:.80}.'
+    )
   every = {**known, **(parts or {})}
   arguments = {
     key: build(value, every, noun) if _is_config(value) else value
@@ -127,39 +133,39 @@ def _is_config(value: Any) -> bool:
   )
 
 
-def _find(
-  name: str, known: Mapping[str, Callable[..., Any]], noun: str
+def find_named(
+  noun: str, known: Mapping[str, Callable[..., Any]], name: str
 ) -> Callable[..., Any]:
-  """The class or function of a name: a known one, or `'module:name'`."""
-  module_name, separator, class_name = name.partition(':')
-  if not separator:
-    if name not in known:
-      raise ValueError(
-        f'Unknown {noun} {name!r}. Known: {", ".join(sorted(known))}; name a '
-        "class of your own as 'module:name'."
-      )
+  """The class or function of a name: a known one, or one of the user.
+
+  Args:
+    noun: Noun for the object in error messages, such as 'task'.
+    known: Classes and functions by name.
+    name: A name in `known`, or `'module:name'`, which is imported.
+
+  Returns:
+    The class or function.
+
+  Raises:
+    ValueError: if the name is unknown, or cannot be imported.
+  """
+  if name in known:
     return known[name]
+  module, separator, attribute = name.partition(':')
+  if not separator:
+    raise ValueError(
+      f'Unknown {noun} {name!r}. Known: {", ".join(known)}; name your own as '
+      "'module:name'."
+    )
   try:
-    found = importlib.import_module(module_name)
+    found: Any = importlib.import_module(module)
+    # A name with dots is that of a class inside a class.
+    for part in attribute.split('.'):
+      found = getattr(found, part)
   except Exception as error:  # A module may fail in any way while it loads.
     raise ValueError(
-      f'The module of the {noun} {name!r} cannot be imported '
-      f'({type(error).__name__}: {error}): check its name, and that its folder '
-      'is in PYTHONPATH.'
+      f'The {noun} {name!r} cannot be imported ({type(error).__name__}: '
+      f'{error}): check that the folder of the module is in PYTHONPATH, and '
+      'that the module defines the name at its top level, not in a function.'
     ) from None
-  try:
-    # A name with dots is that of a class inside a class.
-    for part in class_name.split('.'):
-      found = getattr(found, part)
-  except AttributeError:
-    raise ValueError(
-      f'The {noun} {name!r} was not found: the module {module_name!r} has no '
-      f'{class_name!r}. Define the class at the top level of a module that can '
-      'be imported, not in a script or a function.'
-    ) from None
-  if not (isinstance(found, type) and issubclass(found, Configurable)):
-    raise ValueError(
-      f'{name!r} must be the name of a subclass of jasgd.protocols.Protocol '
-      f'or jasgd.gossip.PeerStrategy, but it is {found!r}.'
-    )
   return found

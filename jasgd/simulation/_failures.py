@@ -1,10 +1,12 @@
-"""Workers that die, and come back."""
+"""Workers that die and come back, and the nodes that notice it."""
 
 from collections.abc import Sequence
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jasgd import gossip
 from jasgd import protocols
 from jasgd.simulation import _times
 
@@ -109,3 +111,55 @@ def _read_failure(failure: Any) -> Failure:
     protocols.check_count('worker of a failure', worker, 0),
     protocols.check_number('until of a failure', until),
   )
+
+
+class Members:
+  """The nodes that are up, and those that each node believes alive.
+
+  A node believes that a peer is alive until it fails to reach it, and believes
+  so again as soon as the peer is back.
+
+  Args:
+    machines: State machine of each node. The list may change; the machines are
+      told about changes of the nodes that they believe alive.
+
+  Attributes:
+    is_up: Whether each node is up, and has weights.
+  """
+
+  def __init__(self, machines: Sequence[gossip.PeerNode]) -> None:
+    self.is_up = [True] * len(machines)
+    self._machines = machines
+    # Peers that each node has found dead, and that have not come back since.
+    self._dead: list[frozenset[int]] = [frozenset()] * len(machines)
+
+  def introduce(self, node: int) -> None:
+    """Tells the machine of a new process which other nodes are up."""
+    down = [peer for peer, is_up in enumerate(self.is_up) if not is_up]
+    self._dead[node] = frozenset(down) - {node}
+    self._tell(node)
+
+  def enter(self, node: int) -> None:
+    """A node is up and has weights: all others believe that it is alive."""
+    self.is_up[node] = True
+    for other, dead in enumerate(self._dead):
+      if node in dead:
+        self._dead[other] = dead - {node}
+        self._tell(other)
+
+  def find_dead(self, node: int, peer: int) -> None:
+    """A node has failed to reach a peer."""
+    self._dead[node] |= {peer}
+    self._tell(node)
+
+  def _tell(self, node: int) -> None:
+    members = _list_members(len(self._machines), self._dead[node] - {node})
+    self._machines[node].on_alive(members)
+
+
+@functools.lru_cache(maxsize=256)
+def _list_members(num_nodes: int, dead: frozenset[int]) -> Sequence[int]:
+  """All nodes but the dead ones; nodes that agree share the list."""
+  if not dead:
+    return range(num_nodes)
+  return tuple([node for node in range(num_nodes) if node not in dead])

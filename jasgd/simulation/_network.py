@@ -1,4 +1,4 @@
-"""How long messages and updates take."""
+"""Durations of messages and updates."""
 
 from collections.abc import Iterator
 import itertools
@@ -120,7 +120,7 @@ def make_network(
     num_parameters: Number of parameters of the model.
     bytes_per_parameter: Bytes of the dtype in messages: 4 for float32, 2 for
       bfloat16.
-    latency: As in `Network`, and so are the others.
+    latency: Seconds that one message takes whatever its size.
     bandwidth: Bytes per second of a worker's link.
     server_bandwidth: Bytes per second of the server's link.
     server_time: Seconds of one update.

@@ -6,7 +6,6 @@ makes nodes die, return and go back to checkpoints.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-import functools
 import heapq
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from jasgd import gossip
 from jasgd import traces
+from jasgd.simulation import _barrier
 from jasgd.simulation import _centre
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
@@ -32,8 +32,7 @@ from jasgd.simulation import _times
   ASKED,  # A node's questions have arrived, at peers or at the centre.
   REPLIED,  # The answers to a node have arrived.
 ) = range(8)
-# Then `_centre.AT_CENTRE` and `MOVED`.
-AVERAGED = 10  # A mean of all nodes is made.
+# `_centre` and `_barrier` define the other kinds.
 
 # Looked up once, not for every exchange.
 _pack = _rows.pack
@@ -51,7 +50,7 @@ _Ask, _JoinMean, _Send, _Mix, _MixWaiting, _Reply = (
 class Setup(NamedTuple):
   """The arguments of `simulate`, checked."""
 
-  strategy: gossip.PeerStrategy
+  strategy: Any  # A `gossip.PeerStrategy`.
   num_nodes: int
   num_steps: int
   compute: _times.ComputeTime
@@ -106,25 +105,20 @@ class PeerLoop:
     self._read_version = [0] * num_nodes
     self._num_mixes = [0] * num_nodes
     self._recorded_mass = [machine.mass for machine in self._machines]
-    self._begun = [0.0] * num_nodes  # When its current work began.
-    self._link_free = [0.0] * num_nodes  # When its link has sent everything.
+    self._begun = [0.0] * num_nodes  # Start of its current step or exchange.
+    self._link_free = [0.0] * num_nodes  # Time at which its link is idle.
     self._life = [0] * num_nodes
-    self._is_in = [True] * num_nodes  # Whether it is up, and has weights.
-    self._is_resting = [False] * num_nodes  # Whether its last step is made.
-    self._until = [0.0] * num_nodes  # When it comes back, if it is down.
-    # Peers that a node has found dead, and that have not come back since.
-    self._gone: list[frozenset[int]] = [frozenset()] * num_nodes
+    self._members = _failures.Members(self._machines)
+    self._is_up = self._members.is_up
+    self._is_resting = [False] * num_nodes  # Whether it has made all its steps.
+    self._until = [0.0] * num_nodes  # Time of its return, if it is down; 0: up.
     self._saved = [_START] * num_nodes
     self._saved_at = [0.0] * num_nodes
-    # Of an all-reduce: nodes that wait for it, a number that changes when it
-    # fails, and the number of its last mean.
-    self._at_barrier: set[int] = set()
-    self._attempt = 0
-    self._next_mean = 0
     self._rows = bytearray()  # Of `_rows.pack`.
     self._centre = _centre.Centre(
       network, setup.seed, self._schedule, self._rows
     )
+    self._barrier = _barrier.Barrier(num_nodes, network, self._schedule)
     self._heap: list[tuple[float, int, int, Any]] = [
       (time, node, GONE, until) for time, node, until in setup.failures
     ]
@@ -140,19 +134,19 @@ class PeerLoop:
       REPLIED: self._finish_asking,
       _centre.AT_CENTRE: self._centre.receive,
       _centre.MOVED: self._centre.finish_move,
-      AVERAGED: self._finish_mean,
+      _barrier.AVERAGED: self._finish_mean,
     }
 
   @property
   def num_missing(self) -> int:
-    """Steps that were never made, as their nodes were gone for good.
+    """Number of steps that were not made because their nodes died for good.
 
-    Those that a joiner skips, as it takes over the step of another, are none.
+    Steps that a joiner skips, since it takes over a peer's step, do not count.
     """
     return sum(self._num_steps - step for step in self._step)
 
   def run(self) -> np.ndarray:
-    """Handles events until all nodes have made their steps, or cannot."""
+    """Handles events until no node has a step left that it can make."""
     for node in range(self._setup.num_nodes):
       self._begin_step(node, 0.0)
     heap, pop, handlers = self._heap, heapq.heappop, self._handlers
@@ -167,7 +161,7 @@ class PeerLoop:
   def _end(self, time: float) -> None:
     """Records the end of each node that is up."""
     for node, machine in enumerate(self._machines):
-      if self._is_in[node]:
+      if self._is_up[node]:
         mass = machine.held_mass
         self._note(traces.Kind.END, node, mass, time, time)
 
@@ -243,7 +237,7 @@ class PeerLoop:
       elif isinstance(action, _Mix):
         self._mix(node, time, self._begun[node], action)
       elif isinstance(action, _JoinMean):
-        self._join_mean(node, time)
+        self._barrier.arrive(node, time)
         is_waiting = True
       elif isinstance(action, _Send):
         self._send(node, time, action)
@@ -272,14 +266,14 @@ class PeerLoop:
   def _answer(
     self, node: int, time: float, data: tuple[int, list[int]]
   ) -> None:
-    """Questions have arrived."""
+    """The questions of a node have arrived: answers them."""
     life, peers = data
     if peers == [gossip.CENTRE]:
       self._centre.ask(node, time, life, REPLIED)
       return
     replies, num_refused = [], 0
     for peer in peers:
-      if self._is_in[peer]:
+      if self._is_up[peer]:
         version, step = self._version[peer], self._step[peer]
         replies.append(_Reply(peer, _TAKEN, version, step))
       else:
@@ -299,7 +293,7 @@ class PeerLoop:
     if life != self._life[node]:
       for reply in replies:
         if reply.outcome == _TAKEN:
-          self._note_lost(reply.peer, reply, node, time)
+          self._rows += _rows.pack_lost(reply.peer, node, reply, time, time)
       return
     if self._has_failures:
       refusals = [reply.peer for reply in replies if reply.outcome]
@@ -315,8 +309,8 @@ class PeerLoop:
     """Records questions to dead peers; the first has the waiting time."""
     for peer in peers:
       question = _Reply(node, _TAKEN, -1, self._step[node])
-      self._note_lost(node, question, peer, time, start=start)
-      self._believe_gone(node, peer)
+      self._rows += _rows.pack_lost(node, peer, question, start, time)
+      self._members.find_dead(node, peer)
       start = time
 
   def _average_pair(
@@ -324,10 +318,10 @@ class PeerLoop:
   ) -> None:
     """A node and its peer take their mean, unless the peer has died."""
     peer, weight = action.peer.peer, action.weight
-    if not self._is_in[peer]:
+    if not self._is_up[peer]:
       self._note_refusals(node, time, self._begun[node], [peer])
       return
-    # At once: each is averaged with what the other was before.
+    # Both versions are read first: each mixes the other's old weights.
     own = _Reply(node, _TAKEN, self._version[node], self._step[node])
     other = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
     begun = self._begun[node]
@@ -356,7 +350,7 @@ class PeerLoop:
       return
     sent = max(time, self._link_free[node]) + self._transfer
     self._link_free[node] = sent
-    data = (self._life[node], send, message, self._is_in[send.peer])
+    data = (self._life[node], send, message, self._is_up[send.peer])
     event = (sent + self._latency, send.peer, DELIVERED, data)
     heapq.heappush(self._heap, event)
 
@@ -369,7 +363,7 @@ class PeerLoop:
     """A message arrives at a node, which may have died."""
     life, send, message, was_up = data
     sender = message.sender
-    if self._is_in[node]:
+    if self._is_up[node]:
       outcome = self._machines[node].on_message(message)
     elif was_up and not self._is_instant:
       outcome = gossip.Outcome.UNKNOWN
@@ -381,40 +375,28 @@ class PeerLoop:
       outcome is gossip.Outcome.UNKNOWN or not is_sender_alive
     ):
       mass = message.share if self._has_mass else 0.0
-      self._note_lost(sender, message, node, time, mass)
+      self._rows += _rows.pack_lost(sender, node, message, time, time, mass)
     if is_sender_alive:
-      if not self._is_in[node]:
-        self._believe_gone(sender, node)
+      if not self._is_up[node]:
+        self._members.find_dead(sender, node)
       self._machines[sender].on_outcome(send, outcome)
-    if self._is_resting[node] and self._is_in[node]:
+    if self._is_resting[node] and self._is_up[node]:
       self._carry_out(node, time, self._machines[node].on_done())
-
-  # --- Means of all nodes.
-
-  def _join_mean(self, node: int, time: float) -> None:
-    """A node waits for all others; the last one begins the mean."""
-    self._at_barrier.add(node)
-    if len(self._at_barrier) < self._setup.num_nodes:
-      return
-    self._attempt += 1
-    end = time + self._measure_mean(self._setup.num_nodes)
-    heapq.heappush(self._heap, (end, 0, AVERAGED, self._attempt))
 
   def _finish_mean(self, _: int, time: float, attempt: int) -> None:
     """All nodes have the mean, unless one of them died meanwhile."""
-    if attempt != self._attempt:
+    number = self._barrier.finish(attempt)
+    if number is None:
       return
-    self._at_barrier.clear()
     nodes = range(self._setup.num_nodes)
     share = 1 / len(nodes)
-    self._next_mean += 1
     for node in nodes:
       version = self._version[node] = self._version[node] + 1
       self._rows += _pack(
         5,  # Kind.MEAN
         node,
         0,
-        self._next_mean,
+        number,
         self._step[node],
         version,
         0,
@@ -425,7 +407,7 @@ class PeerLoop:
         self._begun[node],
         time,
       )
-    # All save after the same mean, or could not go back to it together.
+    # All save after the same mean, so that they can return to it together.
     is_due = time - self._saved_at[0] >= self._checkpoint_seconds
     for node in nodes:
       self._machines[node].on_replies(())
@@ -433,24 +415,19 @@ class PeerLoop:
         self._save(node, time)
       self._begin_step(node, time)
 
-  def _measure_mean(self, n: int) -> float:
-    """The ring formula: 2 (n - 1) messages of 1/n of the weights each."""
-    return 2 * (n - 1) * (self._latency + self._transfer / n)
-
   # --- Deaths and returns.
 
   def _die(self, node: int, time: float, until: float) -> None:
     """A node dies, and its weights and its mass with it."""
     self._life[node] += 1
     self._until[node] = until
-    self._attempt += 1  # A mean that is under way fails.
-    self._at_barrier.discard(node)  # Or the next mean would count on it.
+    self._barrier.fail(node)
     if until < np.inf:
       up = until + self._setup.restart_seconds
       self._schedule(up, node, BACK, self._life[node])
-    if not self._is_in[node]:
+    if not self._is_up[node]:
       return  # It had no weights yet: no other node knew that it was back.
-    self._is_in[node] = self._is_resting[node] = False
+    self._is_up[node] = self._is_resting[node] = False
     mass = self._machines[node].held_mass
     self._note(traces.Kind.LEAVE, node, mass, time, time)
 
@@ -467,16 +444,15 @@ class PeerLoop:
       self._restart(node, time, self._saved[node])
       self._begin_step(node, time)
     else:
-      self._machines[node] = self._make_machine(node)
-      self._ask_to_join(node, time, self._machines[node].on_join())
+      machine = self._make_machine(node)
+      self._ask_to_join(node, time, machine.on_join())
 
   def _restart_all(self, time: float) -> None:
     """All nodes of an all-reduce go back to the last mean that all have saved.
 
     Whatever they have computed since is void.
     """
-    self._at_barrier.clear()
-    self._next_mean += 1  # The number of a mean that failed is not reused.
+    self._barrier.restart()
     for node in range(self._setup.num_nodes):
       self._life[node] += 1
       self._begun[node] = time
@@ -486,7 +462,7 @@ class PeerLoop:
 
   def _restart(self, node: int, time: float, saved: _Checkpoint) -> None:
     """Gives a node its saved weights again, as a new version."""
-    machine = self._machines[node] = self._make_machine(node)
+    machine = self._make_machine(node)
     if saved.machine is not None:
       machine.restore(saved.machine)
     machine.on_restart(saved.step, self._recorded_mass[node])
@@ -500,14 +476,11 @@ class PeerLoop:
     self._enter(node)
 
   def _make_machine(self, node: int) -> gossip.PeerNode:
-    """A machine of a new process, which knows the nodes that are up."""
+    """The machine of a new process, which knows the nodes that are up."""
     setup = self._setup
     machine = setup.strategy.make_node(node, setup.num_nodes, setup.seed)
-    gone = frozenset(
-      peer for peer, is_in in enumerate(self._is_in) if not is_in
-    ) - {node}
-    self._gone[node] = gone
-    machine.on_alive(_list_members(setup.num_nodes, gone))
+    self._machines[node] = machine
+    self._members.introduce(node)
     return machine
 
   def _ask_to_join(
@@ -535,7 +508,7 @@ class PeerLoop:
       return
     reply = _Reply(peer, gossip.Outcome.UNREACHABLE)
     arrival = time + self._latency
-    if self._is_in[peer]:
+    if self._is_up[peer]:
       reply = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
       arrival += self._transfer
     self._schedule(arrival, node, JOIN_REPLIED, (life, [reply]))
@@ -547,7 +520,7 @@ class PeerLoop:
     life, (reply,) = data
     if life != self._life[node]:
       if reply.outcome == _TAKEN:
-        self._note_lost(reply.peer, reply, node, time)
+        self._rows += _rows.pack_lost(reply.peer, node, reply, time, time)
       return
     machine = self._machines[node]
     actions = machine.on_join_reply(reply)
@@ -561,22 +534,9 @@ class PeerLoop:
     self._carry_out(node, time, actions)
 
   def _enter(self, node: int) -> None:
-    """A node is up and has weights: others believe that it is alive."""
-    self._is_in[node] = True
+    """A node is up and has weights."""
     self._is_resting[node] = False
-    for other, gone in enumerate(self._gone):
-      if node in gone:
-        self._gone[other] = gone - {node}
-        self._tell_alive(other)
-
-  def _believe_gone(self, node: int, peer: int) -> None:
-    """A node has found that a peer is dead."""
-    self._gone[node] |= {peer}
-    self._tell_alive(node)
-
-  def _tell_alive(self, node: int) -> None:
-    members = _list_members(self._setup.num_nodes, self._gone[node] - {node})
-    self._machines[node].on_alive(members)
+    self._members.enter(node)
 
   def _save(self, node: int, time: float) -> None:
     """Saves a checkpoint."""
@@ -626,29 +586,5 @@ class PeerLoop:
       kind, node, 0, 0, step, version, 0, 0, 0.0, 0.0, mass, start, end
     )
 
-  def _note_lost(
-    self,
-    sender: int,
-    sent: gossip.Message | gossip.Reply,
-    receiver: int,
-    time: float,
-    mass: float = 0.0,
-    start: float | None = None,
-  ) -> None:
-    """Records a message, or a question, that a dead node did not get."""
-    start = time if start is None else start
-    self._rows += _pack(
-      *(traces.Kind.LOST, sender, receiver, 0, sent.step, 0, sent.version),
-      *(0, 0.0, 0.0, mass, start, time),
-    )
-
   def _schedule(self, time: float, node: int, kind: int, data: Any) -> None:
     heapq.heappush(self._heap, (time, node, kind, data))
-
-
-@functools.lru_cache(maxsize=256)
-def _list_members(num_nodes: int, gone: frozenset[int]) -> Sequence[int]:
-  """All nodes but those that are gone; nodes that agree share the list."""
-  if not gone:
-    return range(num_nodes)
-  return tuple([node for node in range(num_nodes) if node not in gone])

@@ -1,8 +1,8 @@
-"""`predict` and `compare`: a run against a simulation from its own times."""
+"""`predict` and `compare`: a run and a simulation with its measured times."""
 
 from collections.abc import Sequence
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,10 +49,10 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
   arrival at the server, are drawn with replacement from those that were
   measured of this learner; so are the server's times per update, from the
   arrival of a gradient to the release of its learner. The first gradient of a
-  learner, which has to compile, is not drawn: it takes what it took. Learners
+  learner, which has to compile, is not drawn: it keeps its time. Learners
   that came late, left or came back do so at the same time. As many gradients
-  are handled as the protocol handled in the run. What a restart of the server
-  made void is left out.
+  are handled as the protocol handled in the run. Records that a restart
+  of the server made void are left out.
 
   **Without a server**: a node's durations, from one record to the end of its
   next step, are drawn likewise; the latency is half of the median time that a
@@ -60,8 +60,8 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
   answered. Nodes die and come back when they did, from checkpoints as often as
   the header says.
 
-  So nothing of the order of events, nor of staleness or age, is put in:
-  `compare` says how well the two agree.
+  The order of events, staleness and age are not taken from the trace; they
+  follow from the simulation. `compare` measures how well the two agree.
 
   Args:
     trace: Trace of a real or simulated run. The 'strategy' in its header is
@@ -84,13 +84,11 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
     >>> predicted.num_updates, bool((predicted.worker == trace.worker).all())
     (50, True)
   """
-  strategy = gossip.make_strategy(trace.header.get('strategy', {}))
-  if isinstance(strategy, gossip.PeerStrategy):
+  strategy: Any = gossip.make_strategy(trace.header.get('strategy', {}))
+  if not strategy.has_server:
     return _predict_peers(trace, strategy, seed)
-  if isinstance(strategy, protocols.constant_delay):
-    # Its delay comes from equal times; with those of a real run, it is this.
-    strategy = protocols.asynchronous()
-  return _predict_server(trace, strategy, seed)
+  # The times of a real run are never equal.
+  return _predict_server(trace, strategy.without_equal_times(), seed)
 
 
 # --- With a server.
@@ -247,7 +245,7 @@ def _predict_peers(
     own = trace.of_replica(node)
     own = own[own['kind'] != traces.Kind.LOST]
     is_step = own['kind'] == traces.Kind.STEP
-    # From the last record on: what lies between two steps belongs to them.
+    # Since the previous record: time between two records belongs to the step.
     gaps = own['end_time'] - np.append(origin, own['end_time'][:-1])
     is_first = np.append(True, np.isin(own['kind'][:-1], _RETURNS))[: len(own)]
     later = gaps[is_step & ~is_first & (gaps > 0)]
@@ -369,22 +367,22 @@ def measure_exchanges(trace: traces.Trace) -> dict[str, float]:
 
 
 def compare(trace: traces.Trace, *predicted: traces.Trace) -> Comparison:
-  """Compares a run with what was predicted of it.
+  """Compares a run with its predictions.
 
   The total variation of the shares p(tau) and q(tau) of gradients with
   staleness tau is 1/2 sum |p(tau) - q(tau)|.
 
   Args:
     trace: The run.
-    *predicted: What `predict` made of it. Several, of different seeds, are
-      taken together, so that less is left to the chance of one.
+    *predicted: Results of `predict`. Those of several seeds are averaged, which
+      reduces the effect of randomness.
 
   Returns:
-    A comparison, with an entry for each learner of any.
+    A comparison, with an entry for each learner of any of the traces.
 
   Raises:
-    ValueError: if nothing was predicted.
-    TraceError: if records hold what no run can have left.
+    ValueError: if there is no prediction.
+    TraceError: if the records contradict each other.
 
   Examples:
     >>> import jasgd
@@ -447,7 +445,7 @@ def _count(
 
 
 def _relate(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-  """The relative difference; 0 if both are 0, infinite if one is."""
+  """The relative difference; 0 if both are 0, infinite if only one is 0."""
   difference = measured - predicted
   relative = np.where(difference == 0, 0.0, np.copysign(np.inf, difference))
   np.divide(difference, predicted, out=relative, where=predicted != 0)

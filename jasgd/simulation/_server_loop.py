@@ -5,11 +5,11 @@ learner has at most one event under way: its gradient, or its request for
 weights, on the way to the server.
 """
 
-import array
 import collections
 from collections.abc import Iterable, Sequence
 import heapq
 import itertools
+import struct
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _failures
 from jasgd.simulation import _network
+from jasgd.simulation import _rows
 from jasgd.simulation import _times
 
 # Kinds of events, in the order in which they are handled at equal times and
@@ -26,9 +27,20 @@ _BACK, _GONE, _COMPUTED, _ASKED, _ARRIVED = range(5)
 # Time, learner, kind, and life of the learner: the number of its deaths so far.
 _Event = tuple[float, int, int, int]
 
+_LAYOUT = _rows.Layout(
+  (
+    *('kind', 'fate', 'updates', 'worker', 'step', 'read_version', 'version'),
+    *('start_time', 'compute_time', 'end_time', 'release_time'),
+  )
+)
+
 # Looked up once, not for every gradient.
 _PUSH = int(traces.Kind.PUSH)
 _NOT_KNOWN = float('nan')
+_pack = _LAYOUT.pack
+# The release time is the last column of a row, which is filled in later.
+_set_time = struct.Struct('<d').pack_into
+_RELEASE_TIME = _LAYOUT.size - struct.calcsize('<d')
 
 
 class ServerLoop:
@@ -70,17 +82,18 @@ class ServerLoop:
     self._num_computed = [0] * num_learners  # Steps in all.
     self._since_fetch = [0] * num_learners  # Steps since the last fetch.
     self._since_push = [0] * num_learners  # Steps since the last push.
-    self._read_clock = [-1] * num_learners  # Of its weights; -1: it has none.
-    self._early_clock = [0] * num_learners  # Just before its last push.
-    self._start = [0.0] * num_learners  # When it began its gradient.
+    self._read_clock = [-1] * num_learners  # Clock of its weights; -1: none.
+    self._early_clock = [0] * num_learners  # Clock just before its last push.
+    self._start = [0.0] * num_learners  # Start of its gradient.
     self._duration = [0.0] * num_learners  # Time that the gradient takes.
-    self._done_at = [np.inf] * num_learners  # End of that; infinity: no push.
+    self._done_at = [np.inf] * num_learners  # Its end; infinity: no push.
     self._life = [0] * num_learners  # Number of its deaths.
-    self._pushed = [-1] * num_learners  # Record of its unanswered push.
+    # Place in the rows of its unanswered push; -1: there is none.
+    self._pushed = [-1] * num_learners
     # (learner, life) -> step, read clock, start and duration of the gradient
     # that was on its way when the learner died.
     self._orphans: dict[tuple[int, int], tuple[int, int, float, float]] = {}
-    self._columns = _Columns()
+    self._rows = bytearray()
 
     protocol.init(num_learners)
     self._release(sorted(protocol.inside), 0.0)
@@ -126,7 +139,9 @@ class ServerLoop:
           # The server sends these weights when its update under way is done.
           clock = self._protocol.clock
           self._give_weights(learner, self._serve(time, False), clock)
-    return self._columns.finish(), self._list_in_flight()
+    records = _LAYOUT.make_records(self._rows)
+    records['replica'] = traces.SERVER
+    return records, self._list_in_flight()
 
   # --- The server.
 
@@ -140,9 +155,8 @@ class ServerLoop:
     self._step[learner] = step + 1
     self._early_clock[learner] = clock
     now = time if self._is_free else self._serve(time, updates)
-    columns = self._columns
-    self._pushed[learner] = len(columns.release_time)
-    columns.append(
+    self._pushed[learner] = len(self._rows)
+    self._rows += _pack(
       _PUSH,
       fate,
       updates,
@@ -172,9 +186,9 @@ class ServerLoop:
       self._start[learner] = time
       self._duration[learner] = 0.0
       self._since_push[learner] = 0
-      index, clock = pushed[learner], protocol.clock
-      if index >= 0:
-        self._columns.release_time[index] = time
+      place, clock = pushed[learner], protocol.clock
+      if place >= 0:
+        _set_time(self._rows, place + _RELEASE_TIME, time)
         pushed[learner] = -1
         if self._overlap:  # It pulled before its own push was applied.
           clock = self._early_clock[learner]
@@ -275,7 +289,7 @@ class ServerLoop:
   def _drop_orphan(self, learner: int, life: int, time: float) -> None:
     """Drops a gradient that arrives after its learner has died."""
     step, read_clock, start, duration = self._orphans.pop((learner, life))
-    self._columns.append(
+    self._rows += _pack(
       _PUSH,
       protocols.Fate.DROPPED_GONE,
       False,
@@ -309,7 +323,7 @@ class ServerLoop:
   ) -> None:
     """Records an event other than a gradient, answered at `time`."""
     now, version = self._now, self._protocol.clock
-    self._columns.append(
+    self._rows += _pack(
       *(kind, 0, updates, learner, step, read_version, version),
       *(now, 0.0, now, time),
     )
@@ -337,81 +351,3 @@ class ServerLoop:
       [learner, *orphan[:3]] for (learner, _), orphan in self._orphans.items()
     ]
     return sorted(rows)
-
-
-_CODES = {
-  'kind': 'B',
-  'fate': 'B',
-  'updates': 'B',
-  'worker': 'i',
-  'step': 'q',
-  'read_version': 'q',
-  'version': 'q',
-  'start_time': 'd',
-  'compute_time': 'd',
-  'end_time': 'd',
-  'release_time': 'd',
-}
-
-
-class _Columns:
-  """Records as columns that grow; about as large as the final array.
-
-  Attributes:
-    release_time: The column of this name, which is filled in later than the
-      rest of a record.
-  """
-
-  def __init__(self) -> None:
-    columns = {name: array.array(code) for name, code in _CODES.items()}
-    self._columns = columns
-    self._appends = tuple(column.append for column in columns.values())
-    self.release_time = columns['release_time']
-
-  def append(
-    self,
-    kind: int,
-    fate: int,
-    updates: bool,
-    worker: int,
-    step: int,
-    read_version: int,
-    version: int,
-    start: float,
-    duration: float,
-    end: float,
-    release: float,
-  ) -> None:
-    """Adds a record; the arguments are those of `_CODES`, in order."""
-    (
-      add_kind,
-      add_fate,
-      add_updates,
-      add_worker,
-      add_step,
-      add_read_version,
-      add_version,
-      add_start,
-      add_duration,
-      add_end,
-      add_release,
-    ) = self._appends
-    add_kind(kind)
-    add_fate(fate)
-    add_updates(updates)
-    add_worker(worker)
-    add_step(step)
-    add_read_version(read_version)
-    add_version(version)
-    add_start(start)
-    add_duration(duration)
-    add_end(end)
-    add_release(release)
-
-  def finish(self) -> np.ndarray:
-    """All records, of dtype `RECORD`."""
-    records = np.zeros(len(self.release_time), traces.RECORD)
-    for name, column in self._columns.items():
-      records[name] = np.frombuffer(column, np.dtype(column.typecode))
-    records['replica'] = traces.SERVER
-    return records

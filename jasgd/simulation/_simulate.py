@@ -16,11 +16,9 @@ from jasgd.simulation import _server_loop
 from jasgd.simulation import _sorted
 from jasgd.simulation import _times
 
-_Strategy = protocols.Protocol | gossip.PeerStrategy
-
 
 def simulate(
-  strategy: _Strategy,
+  strategy: gossip.Strategy,
   *,
   num_workers: int | None = None,
   num_gradients: int,
@@ -34,20 +32,19 @@ def simulate(
   restart_seconds: float = 0.0,
   seed: int = 0,
 ) -> traces.Trace:
-  """Runs a strategy in virtual time, and records what happens.
+  """Runs a strategy in virtual time, and records all events.
 
   **With a protocol**, learners push to a server. A push is handled atomically:
   staleness is measured, the protocol decides, the clock advances by one if it
   updates, and only then does the learner's pull see the newest weights. So with
   c gradients per update the mean staleness is (num_workers - 1) / c, whatever
   the speeds; with overlap, where a learner pulls before its push is applied, it
-  is num_workers / c. Overlap changes what is read, not when: the times are
-  those without.
+  is num_workers / c. Overlap changes the versions that are read, but no times.
 
   **With a peer strategy**, nodes step on their own weights. Every node is
   driven by the state machine that a real process would have, see
   `jasgd.gossip.PeerNode`. Each makes equally many steps. A node that is done
-  still answers, and mixes what it is sent.
+  still answers questions, and mixes the messages that it receives.
 
   A dead node does nothing. Each other node believes that it is alive until it
   fails to reach it, which takes two latencies and `detection_seconds`; after
@@ -121,8 +118,7 @@ def simulate(
   compute = _times.constant(1.0) if compute is None else compute
   network = _network.Network() if network is None else network
   if num_workers is None:
-    inside = getattr(strategy, 'protocol', strategy)
-    num_workers = getattr(inside, 'num_learners', None)
+    num_workers = getattr(strategy, 'num_learners', None)
   check_simulation(
     strategy,
     num_workers=num_workers,
@@ -152,37 +148,23 @@ def simulate(
     'num_failures': len(failures),
     'numpy': np.__version__,
   }
-  if isinstance(strategy, protocols.Protocol):
-    records, header['in_flight'] = _run_server(
+  if strategy.has_server:
+    records, found = _run_server(
       *(strategy, num_workers, num_gradients, compute, network, failures),
-      *(seed, overlap, batch * strategy.steps_per_push),
+      *(seed, overlap, batch),
     )
-    num_made = np.count_nonzero(records['kind'] == traces.Kind.PUSH)
-    header |= {
-      # All learners may be gone before all gradients are made.
-      'num_missing': num_gradients - num_made,
-      'overlap': overlap,
-      'steps_per_push': strategy.steps_per_push,
-      'steps_per_fetch': strategy.steps_per_fetch,
-    }
   else:
-    num_gradients = -(-num_gradients // num_workers) * num_workers
     setup = _peer_loop.Setup(
-      *(strategy, num_workers, num_gradients // num_workers, compute, network),
-      *(failures, int(seed), float(detection_seconds)),
+      *(strategy, num_workers, -(-num_gradients // num_workers), compute),
+      *(network, failures, int(seed), float(detection_seconds)),
       *(float(checkpoint_seconds), float(restart_seconds)),
     )
-    loop = _peer_loop.PeerLoop(setup)
-    records = loop.run()
-    header['num_missing'] = loop.num_missing
-    records['samples'][records['kind'] == traces.Kind.STEP] = batch
-    averages = 'gradients' if strategy.averages_gradients else 'weights'
-    header |= {'averages': averages, 'num_steps': setup.num_steps}
-  return traces.Trace(records, header)
+    records, found = _run_nodes(setup, batch)
+  return traces.Trace(records, header | found)
 
 
 def check_simulation(
-  strategy: _Strategy,
+  strategy: gossip.Strategy,
   *,
   num_workers: int | None,
   num_gradients: int,
@@ -197,17 +179,15 @@ def check_simulation(
   seed: int = 0,
 ) -> None:
   """Raises a ValueError if `simulate` would refuse these arguments."""
-  for name, value, kinds, example in (
-    (
-      *('strategy', strategy, (protocols.Protocol, gossip.PeerStrategy)),
-      'called, as in asynchronous() or Pull()',
-    ),
-    ('compute', compute, (_times.ComputeTime,), 'such as constant(1.0)'),
-    ('network', network, (_network.Network,), 'such as that of make_network'),
+  gossip.check_strategy(strategy)
+  for name, value, kind, example in (
+    ('compute', compute, _times.ComputeTime, 'simulation.constant(1.0)'),
+    ('network', network, _network.Network, 'one that make_network returns'),
   ):
-    if not isinstance(value, kinds):
-      names = ' or '.join(kind.__name__ for kind in kinds)
-      raise ValueError(f'{name} must be a {names}, {example}; got {value!r}.')
+    if not isinstance(value, kind):
+      raise ValueError(
+        f'{name} must be a {kind.__name__}, such as {example}, got {value!r}.'
+      )
   if num_workers is None:
     raise ValueError(
       'num_workers must be given: the number of learners or nodes.'
@@ -229,7 +209,7 @@ def check_simulation(
   compute.table(seed, 0, 1, num_workers)  # Raises for other numbers of workers.
   network.check()
   _failures.read_failures(failures, num_workers)
-  if isinstance(strategy, gossip.PeerStrategy):
+  if not strategy.has_server:
     if overlap:
       raise ValueError(
         'overlap is for learners, which pull from a server; nodes have none. '
@@ -244,13 +224,24 @@ def check_simulation(
       'strategies: a simulated server notices a death at once, and never dies. '
       'Leave them out.'
     )
-  if overlap and strategy.needs_current_clock:
+  _check_protocol(strategy, compute, network, failures, overlap)
+
+
+def _check_protocol(
+  protocol: Any,
+  compute: _times.ComputeTime,
+  network: _network.Network,
+  failures: Sequence[_failures.Failure],
+  overlap: bool,
+) -> None:
+  """Raises a ValueError if a protocol cannot work with these times."""
+  if overlap and protocol.needs_current_clock:
     raise ValueError(
       'With overlap a learner pulls before its push is applied, so none of its '
       'gradients would be of the current clock, which this protocol needs: '
-      f'{strategy.describe()} Use overlap=False.'
+      f'{protocol.describe()} Use overlap=False.'
     )
-  if strategy.needs_equal_times and not (
+  if protocol.needs_equal_times and not (
     compute.is_constant and network.is_free and not failures
   ):
     raise ValueError(
@@ -261,7 +252,7 @@ def check_simulation(
 
 
 def _run_server(
-  protocol: protocols.Protocol,
+  protocol: Any,
   num_workers: int,
   num_gradients: int,
   compute: _times.ComputeTime,
@@ -269,9 +260,10 @@ def _run_server(
   failures: Sequence[_failures.Failure],
   seed: int,
   overlap: bool,
-  samples: int,
-) -> tuple[np.ndarray, list[list[Any]]]:
-  """The records of a server, and the header's `in_flight`."""
+  batch: int,
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """The records of a run with a server, and its part of the header."""
+  samples = batch * protocol.steps_per_push
   has_fetches = protocol.steps_per_fetch != protocol.steps_per_push
   # Whether the order of arrivals is independent of the server's answers.
   can_be_sorted = not protocol.holds_learners and not has_fetches
@@ -284,6 +276,29 @@ def _run_server(
     result = _server_loop.ServerLoop(
       protocol, num_workers, compute, network, failures, seed, overlap
     ).run(num_gradients)
-    records = result[0]
-    records['samples'][records['kind'] == traces.Kind.PUSH] = samples
-  return result
+    result[0]['samples'][result[0]['kind'] == traces.Kind.PUSH] = samples
+  records, in_flight = result
+  num_made = np.count_nonzero(records['kind'] == traces.Kind.PUSH)
+  return records, {
+    'in_flight': in_flight,
+    # All learners may be gone before all gradients are made.
+    'num_missing': num_gradients - num_made,
+    'overlap': overlap,
+    'steps_per_push': protocol.steps_per_push,
+    'steps_per_fetch': protocol.steps_per_fetch,
+  }
+
+
+def _run_nodes(
+  setup: _peer_loop.Setup, batch: int
+) -> tuple[np.ndarray, dict[str, Any]]:
+  """The records of a run without a server, and its part of the header."""
+  loop = _peer_loop.PeerLoop(setup)
+  records = loop.run()
+  records['samples'][records['kind'] == traces.Kind.STEP] = batch
+  is_of_gradients = setup.strategy.averages_gradients
+  return records, {
+    'num_missing': loop.num_missing,
+    'averages': 'gradients' if is_of_gradients else 'weights',
+    'num_steps': setup.num_steps,
+  }

@@ -66,9 +66,11 @@ def simulate_sorted(
     return None
   arrivals = _sort_arrivals(*table, num_gradients, compute.is_constant)
   protocol.init(num_learners)
-  if type(protocol) in _COUNTING:
-    clock, read_clock = _count_clocks(protocol, arrivals, overlap)
+  per_update = protocol.count_per_update()
+  if per_update is not None:
+    clock, read_clock = _count_clocks(per_update, arrivals, overlap)
     fate = np.zeros((), np.uint8)
+    protocol.clock = num_gradients // per_update
   else:
     fate, clock, read_clock = _ask_protocol(protocol, arrivals, overlap)
   # No learner comes or leaves, so only pushes update. A push has updated if the
@@ -96,24 +98,11 @@ def simulate_sorted(
   return records, in_flight
 
 
-# Protocols whose updates take a fixed number of gradients, whichever they are.
-_COUNTING = (
-  protocols.asynchronous,
-  protocols.constant_delay,
-  protocols.downpour,
-  protocols.softsync,
-)
-
-
 def _count_clocks(
-  protocol: protocols.Protocol, arrivals: _Arrivals, overlap: bool
+  per_update: int, arrivals: _Arrivals, overlap: bool
 ) -> tuple[np.ndarray, np.ndarray]:
   """The clock at each arrival, and the clock of each gradient's weights."""
-  per_update = 1
-  if isinstance(protocol, protocols.softsync):
-    per_update = max(1, len(protocol.alive) // protocol.n)
   num_gradients = len(arrivals.time)
-  protocol.clock = num_gradients // per_update
   num_before = arrivals.previous + (0 if overlap else 1)
   read_clock = np.maximum(num_before, 0) // per_update
   return np.arange(num_gradients) // per_update, read_clock

@@ -138,13 +138,16 @@ def test_a_strategy_of_ones_own():
   [
     ({'strategy.name': f'{OWN}:nothing'}, "cannot be imported .*'nothing'"),
     ({'strategy.name': 'no_module:Every'}, 'No module named'),
-    ({'strategy.name': f'{OWN}:make_task'}, 'must name a subclass of'),
+    (
+      {'strategy.name': f'{OWN}:make_task'},
+      'must be the name of a subclass of',
+    ),
     (
       {
         'strategy.name': f'{OWN}:Every',
         'strategy.arguments': (('speed', 3),),
       },
-      "does not take the arguments .*'speed'",
+      "takes the arguments .*'speed'",
     ),
     ({'task.name': f'{OWN}:nothing'}, 'The task .* cannot be imported'),
     ({'time.name': f'{OWN}:nothing'}, 'The time .* cannot be imported'),

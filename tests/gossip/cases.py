@@ -18,7 +18,7 @@ POWERS = (1, 2, 8)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-  """A kind, the sizes to try it with, and what must be true of it."""
+  """A kind of topology, sizes to test, and its promised properties."""
 
   kind: str
   arguments: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -67,11 +67,10 @@ def run_few():
 
 
 def run_sizes():
-  """All cases, under all runners, and gradients."""
+  """All cases in all programs, gradients, and an explicit mesh."""
   found = {
     f'{num_nodes}|{runner}|{name}': value
-    for num_nodes in mix_cases.SIZES
-    for runner in mix_cases.RUNNERS
+    for num_nodes, runner in mix_cases.PROGRAMS
     for name, value in run_all(
       runner, mix_cases.list_cases(num_nodes), num_nodes
     ).items()

@@ -30,7 +30,7 @@ def test_rows(peers, n, seed, first_round, num_rounds):
   assert drawn.dtype == np.int32
   assert ((drawn >= 0) & (drawn < n)).all()
   for index, row in enumerate(drawn):
-    # A row is the same, whichever rows are asked for with it.
+    # A row does not depend on the rows that are drawn with it.
     (alone,) = gossip.draw_peers(
       peers, n, seed=seed, first_round=first_round + index
     )

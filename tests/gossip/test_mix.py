@@ -28,7 +28,6 @@ STRATEGIES = {
   'pull, independent': gossip.Pull(),
   'pull, beta': gossip.Pull(beta=BETA),
   'pull, permutation, beta': gossip.Pull(peers='permutation', beta=BETA),
-  'pull, matching': gossip.Pull(peers='matching'),
   'pull, complete': gossip.Pull(peers='complete'),
   'push, independent': gossip.Push(),
   'push, matching': gossip.Push(peers='matching'),
@@ -154,19 +153,17 @@ def test_period(is_traced):
 
 def test_keys_may_be_typed_or_raw():
   def mix(row, key):
-    return [
-      gossip.mix(row, AXIS, gossip.Pull(peers=peers), key=key)
-      for peers in ('independent', 'matching')
-    ]
+    return gossip.mix(row, AXIS, gossip.Pull(peers='matching'), key=key)
 
   mix_nodes = jax.jit(jax.vmap(mix, (0, None), axis_name=AXIS))
   typed, raw = mix_nodes(EYE, KEY), mix_nodes(EYE, jax.random.key_data(KEY))
-  for one, other in zip(typed, raw, strict=True):
-    np.testing.assert_array_equal(one, other)
+  np.testing.assert_array_equal(typed, raw)
 
 
-@pytest.mark.parametrize('peers', ['permutation', 'matching'])
-@pytest.mark.parametrize('num_nodes', [2, 8, 13])
+@pytest.mark.parametrize(
+  ('peers', 'num_nodes'),
+  [('permutation', 2), ('permutation', 13), ('matching', 8), ('matching', 13)],
+)
 def test_few_rounds_have_the_rate_of_all(peers, num_nodes):
   """`mix` draws from at most n rounds; over them, all peers are as frequent."""
   beta = 0.5 if peers == 'matching' else BETA
@@ -188,10 +185,9 @@ def test_few_rounds_have_the_rate_of_all(peers, num_nodes):
     assert not np.all(idle, axis=1).any()  # No round without any mix.
 
 
-@pytest.mark.parametrize('peers', ['permutation', 'matching'])
-def test_many_nodes_have_nearly_the_rate_of_all(peers):
+def test_many_nodes_have_nearly_the_rate_of_all():
   """With more nodes than rounds that are compiled, rounds are a sample."""
-  drawn = _draw_matrices(gossip.Pull(peers=peers), 100, 400)
+  drawn = _draw_matrices(gossip.Pull(peers='matching'), 100, 400)
   matrices = np.unique(drawn, axis=0).astype(np.float64)
   assert 60 < len(matrices) <= 64
   centred = np.eye(100) - 1 / 100
@@ -307,7 +303,7 @@ def test_a_single_node_keeps_its_weights():
     np.testing.assert_array_equal(mixed, [[3, 4]])
 
 
-# --- Where nodes agree, without gradients.
+# --- The consensus without gradients.
 
 
 def test_a_random_consensus_is_the_mean_on_average():
@@ -322,12 +318,12 @@ def test_a_random_consensus_is_the_mean_on_average():
       )
       return mix(values), None
 
-    return lax.scan(step, start, jnp.arange(1, 101))[0]
+    return lax.scan(step, start, jnp.arange(1, 81))[0]
 
   last = np.asarray(jax.jit(jax.vmap(run))(jax.random.split(KEY, 500)))
   np.testing.assert_allclose(last, last[:, :1].repeat(8, 1), atol=1e-5)
   error = last[:, 0].std() / 500**0.5
-  assert 0.001 < error < 0.05  # Random, and yet
+  assert 0.001 < error < 0.05  # The consensus is random.
   assert abs(last[:, 0].mean() - start.mean()) < 4 * error
 
 
@@ -390,7 +386,6 @@ def test_gradients_flow_through_a_mix():
   strategies = (
     gossip.Pull(),
     gossip.Pull(peers='ring'),
-    gossip.Pairs(peers='matching'),
     gossip.PushSum(peers='permutation'),
     gossip.AllReduce(),
   )

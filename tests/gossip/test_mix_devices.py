@@ -20,8 +20,6 @@ pytestmark = pytest.mark.xdist_group('mix_devices')
 slow = pytest.mark.slow
 
 CASES = {n: mix_cases.list_cases(n) for n in mix_cases.SIZES}
-every_size = pytest.mark.parametrize('num_nodes', CASES)
-every_runner = pytest.mark.parametrize('runner', mix_cases.RUNNERS)
 _HALF, _COUNT = "['half']", "['more'][1]"
 # Relative error of a narrow message: half of the epsilon of its dtype.
 _ROUNDING = {None: 0.0, 'bfloat16': 2**-8, 'float16': 2**-11}
@@ -136,8 +134,7 @@ def test_every_kind_and_strategy_is_there():
 
 
 @slow
-@every_size
-@every_runner
+@pytest.mark.parametrize(('num_nodes', 'runner'), mix_cases.PROGRAMS)
 def test_states_are_those_of_numpy(found, num_nodes, runner):
   prefix = f'{num_nodes}|{runner}|'
   for name, case in CASES[num_nodes].items():

@@ -88,7 +88,7 @@ def test_exchanges_come_every_period(name):
       machine.on_replies([reply] * len(_answer(actions)))
 
 
-# --- Whom nodes choose.
+# --- Choice of peers.
 
 
 @pytest.mark.parametrize('peers', gossip.PEERS)

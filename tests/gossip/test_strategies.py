@@ -138,7 +138,7 @@ def test_a_config_names_the_class_of_a_user():
     ('pull', "The config of a strategy is a dict .* got 'pull'"),
     (
       {'name': 'gossip'},
-      "Unknown strategy 'gossip'. Known: allreduce, .* ssp;",
+      "Unknown strategy 'gossip'. Known: asynchronous, .* push_sum;",
     ),
     ({'name': 'ring'}, "Unknown strategy 'ring'"),  # Only as an argument.
     (
@@ -150,7 +150,7 @@ def test_a_config_names_the_class_of_a_user():
       "Unknown strategy 'rign'",
     ),
     ({'name': 'json:dumps'}, 'must be the name of a subclass of jasgd'),
-    ({'name': 'no_module:Own'}, "The module of the strategy 'no_module:Own'"),
+    ({'name': 'no_module:Own'}, "The strategy 'no_module:Own' cannot"),
   ],
 )
 def test_configs_that_are_refused(config, message):

@@ -1,4 +1,4 @@
-"""A user's own protocol, of a module outside of jasgd."""
+"""A user's own protocol, in a module outside jasgd."""
 
 from jasgd import protocols
 
@@ -33,7 +33,7 @@ class Every(protocols.Protocol):
 
 
 class Noted(Every):
-  """Has an argument of any kind."""
+  """A protocol with an argument of any type."""
 
   def __init__(self, note):
     super().__init__(1)

@@ -90,7 +90,7 @@ every_peer_network = pytest.mark.parametrize('network', PEER_NETWORKS)
 
 
 def simulate_peers(strategy, *, num_workers, num_steps, **arguments):
-  """`simulate`, by the steps of each node."""
+  """`simulate` with a number of steps for each node."""
   return simulation.simulate(
     strategy,
     num_workers=num_workers,

@@ -1,4 +1,4 @@
-"""Learners that push and fetch every so often."""
+"""Learners that push and fetch after fixed numbers of steps."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from jasgd import traces
 from tests.simulation import cases
 
 
-def test_downpour_fetches_every_so_often():
+def test_downpour_fetches_after_n_fetch_steps():
   trace = simulation.simulate(
     protocols.downpour(2, 6), num_workers=3, num_gradients=90
   )
@@ -36,7 +36,7 @@ def test_between_fetches_nothing_is_communicated():
   ('n_push', 'n_fetch'), [(1, 3), (2, 6), (2, 3), (3, 2), (4, 1)]
 )
 @pytest.mark.parametrize('latency', [0.0, 0.25])
-def test_fetches_come_after_so_many_steps(n_push, n_fetch, latency):
+def test_pushes_and_fetches_come_after_n_steps(n_push, n_fetch, latency):
   """Dean's loop: fetch if step mod n_fetch is 0, push if step mod n_push is."""
   trace = simulation.simulate(
     protocols.downpour(n_push, n_fetch),
@@ -79,10 +79,10 @@ def test_a_push_and_a_fetch_at_once_need_no_record_of_their_own():
   ('n_push', 'n_fetch'), [(1, 2), (2, 1), (2, 3), (3, 2), (1, 5)]
 )
 @pytest.mark.parametrize('mean_up', [0.0, 15.0])
-def test_weights_are_sent_once_they_are_there(
+def test_a_fetch_is_answered_after_the_update_of_its_clock(
   network_name, n_push, n_fetch, mean_up
 ):
-  """No fetch is answered before the push that made its clock is worked in."""
+  """The server sends weights only after it has computed their update."""
   failures = []
   if mean_up:
     failures = simulation.draw_failures(5, 50.0, mean_up, 2.0, seed=1)

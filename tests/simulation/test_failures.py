@@ -38,7 +38,7 @@ def test_a_leave_that_makes_an_update_takes_the_server_its_time():
   assert trace.release_time[0] == 8.0
 
 
-def test_everybody_dead_ends_the_trace():
+def test_the_trace_ends_when_all_learners_are_dead():
   trace = simulation.simulate(
     protocols.asynchronous(),
     num_workers=2,
@@ -72,7 +72,7 @@ def _check_server(trace, num_workers, clock):
         is_orphan = record['fate'] == Fate.DROPPED_GONE
         assert is_orphan or worker in alive
         steps[worker] += per_push
-        if not has_fetches:  # Else what died with a worker is counted.
+        if not has_fetches:  # With fetches, steps lost with a worker count.
           assert record['step'] == steps[worker]
         assert record['read_version'] <= record['version']
   summary = traces.summarize(trace)
@@ -90,8 +90,8 @@ def _check_server(trace, num_workers, clock):
   down=st.floats(0.1, 30.0),
   num_workers=st.integers(2, 6),
 )
-@hypothesis.settings(max_examples=40, deadline=None)
-def test_nothing_ever_stops_while_somebody_lives(
+@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+def test_a_run_continues_while_a_learner_is_alive(
   protocol_name, network_name, seed, up, down, num_workers
 ):
   failures = simulation.draw_failures(num_workers, 60.0, up, down, seed=seed)
@@ -105,12 +105,12 @@ def test_nothing_ever_stops_while_somebody_lives(
     failures=failures,
     seed=seed,
   )
-  # All come back in the end, so the run comes to its end too.
+  # All learners come back, so that the run reaches its end.
   assert trace.num_gradients == 150
   _check_server(trace, num_workers, protocol.clock)
 
 
-def test_a_push_under_way_finds_its_learner_gone():
+def test_a_push_that_arrives_after_its_learners_death_is_dropped():
   """Computed at 1 and 2, arriving a second later; learner 0 dies between."""
   trace = simulation.simulate(
     protocols.asynchronous(),
@@ -129,7 +129,7 @@ def test_a_push_under_way_finds_its_learner_gone():
   assert set(trace.fate[1:]) == {Fate.APPLIED}
 
 
-def test_what_was_not_computed_yet_leaves_no_record():
+def test_an_unfinished_gradient_of_a_dead_learner_has_no_record():
   trace = simulation.simulate(
     protocols.asynchronous(),
     num_workers=2,
@@ -152,14 +152,14 @@ def test_the_share_of_the_time_that_learners_are_up(down):
     compute=simulation.constant(0.1),
     failures=failures,
   )
-  # What is computed when a learner dies, 0.05 in the mean, is lost too.
+  # The gradient under way at a death is lost too: 0.05 s on average.
   share = (5 - 0.05) / (5 + down)
   end = trace.end_time[-1]
   np.testing.assert_allclose(50_000 / end, 200 * share, rtol=0.03)
 
 
 def test_same_on_every_machine():
-  """Whoever changes these numbers changes all runs."""
+  """A change of these numbers changes all runs."""
   failures = simulation.draw_failures(2, 60.0, 30.0, 5.0, seed=2024)
   assert [failure.worker for failure in failures] == [1, 1, 1]
   np.testing.assert_allclose(
@@ -212,7 +212,7 @@ def test_failures_that_cannot_be_drawn(arguments, message):
 
 
 def _simulate_one_death(time, **arguments):
-  """Learner 0 pulls from 0 to 1, computes to 3, and its push is there at 4."""
+  """Learner 0 pulls from 0 to 1, computes to 3, and its push arrives at 4."""
   return simulation.simulate(
     arguments.pop('protocol', protocols.asynchronous()),
     num_workers=2,
@@ -228,8 +228,8 @@ def _simulate_one_death(time, **arguments):
 @pytest.mark.parametrize(
   ('time', 'lost_clock', 'num_pulls', 'num_pushes'),
   [
-    (0.5, 0, 1, 0),  # While it pulls,
-    (2.5, 0, 1, 0),  # computes, has sent, and has the next weights.
+    (0.5, 0, 1, 0),  # It dies while it pulls,
+    (2.5, 0, 1, 0),  # computes, after its push, and with new weights.
     (3.5, -1, 1, 1),
     (4.5, 1, 2, 1),
   ],
@@ -245,7 +245,7 @@ def test_a_pull_that_was_lost_with_its_learner_counts(
   assert traffic.sent[0] == 3 * num_pushes
 
 
-def test_who_waits_has_nothing_to_lose():
+def test_a_waiting_learner_that_dies_loses_no_gradient():
   trace = _simulate_one_death(
     5.0, protocol=protocols.hardsync(), num_gradients=2
   )
@@ -254,7 +254,7 @@ def test_who_waits_has_nothing_to_lose():
   assert traces.statistics.count_traffic(trace).received[0] == 5
 
 
-def test_what_a_dead_learner_has_sent_is_in_flight():
+def test_the_push_of_a_dead_learner_is_in_flight():
   """Learner 0 dies at 3.5, and the trace ends with 1's push, before 4."""
   trace = simulation.simulate(
     protocols.asynchronous(),

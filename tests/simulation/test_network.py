@@ -23,7 +23,7 @@ def test_throughput_with_constant_times(num_workers):
     compute=simulation.constant(z),
     network=simulation.Network(latency=r / 2, server_time=s),
   )
-  # From one release to the last: whole cycles in between.
+  # Between the first and the last release there are whole cycles.
   first, last = 1000, 5000 - 1000 % num_workers - 1
   last -= (last - first) % num_workers
   rate = (last - first) / (trace.release_time[last] - trace.release_time[first])
@@ -92,7 +92,7 @@ def test_pulls_share_the_other_direction(num_shards):
     ),
   )
   np.testing.assert_allclose(np.diff(trace.end_time[100:]), 2 / num_shards)
-  # Pushes go the other way, and are not in the way.
+  # Pushes use the other direction, and do not delay pulls.
   assert trace.header['bytes_per_pull'] == 100.0
 
 
@@ -144,7 +144,7 @@ def test_equal_times_on_a_shared_link_go_by_learner():
   np.testing.assert_allclose(trace.end_time[:4], [2, 3, 4, 5])
 
 
-def test_in_flight_are_those_too_who_wait_for_the_link():
+def test_gradients_that_wait_for_the_link_are_in_flight():
   """Computed at 1; one is received by 2, one is on the link, and two wait."""
   trace = simulation.simulate(
     protocols.asynchronous(),
@@ -188,7 +188,7 @@ def test_in_flight_are_those_too_who_wait_for_the_link():
     ),
   ],
 )
-def test_networks_that_cannot_be(changes, message):
+def test_refused_networks(changes, message):
   with pytest.raises(ValueError, match=message):
     simulation.simulate(
       protocols.asynchronous(),
@@ -228,8 +228,8 @@ def test_allreduce_takes_the_ring_formula():
     (gossip.PushSum(peers=gossip.topologies.ring(4)), 0),
   ],
 )
-def test_what_a_node_waits_for(strategy, num_transfers):
-  """A question and its answers, that share the node's link."""
+def test_waiting_time_of_a_node(strategy, num_transfers):
+  """A node waits for a question and its answers, which share its link."""
   network = simulation.Network(latency=0.1, bandwidth=8.0, bytes_per_push=2.0)
   trace = cases.simulate_peers(
     strategy, num_workers=4, num_steps=5, network=network
@@ -294,7 +294,7 @@ def test_one_exchange_with_the_centre():
 @pytest.mark.parametrize(
   ('network', 'rate'),
   [
-    # The link, bytes per second over bytes; each way has its own.
+    # The link: bytes per second / bytes, in each direction.
     ({'server_bandwidth': 100.0}, 10.0),
     ({'server_bandwidth': 100.0, 'num_shards': 4}, 40.0),
     ({'server_bandwidth': 100.0, 'latency': 0.2}, 10.0),
@@ -303,7 +303,7 @@ def test_one_exchange_with_the_centre():
     ({'server_time': 0.25}, 4.0),
     ({'server_time': 0.25, 'num_shards': 2}, 8.0),
     ({'server_time': simulation.constant(0.25)}, 4.0),
-    # What is slower of the two.
+    # The slower of the two.
     ({'server_time': 0.25, 'server_bandwidth': 100.0}, 4.0),
     ({'server_time': 0.05, 'server_bandwidth': 100.0}, 10.0),
   ],
@@ -324,8 +324,8 @@ def test_a_saturated_centre(network, rate):
   np.testing.assert_allclose(gaps, 1 / rate)
 
 
-def test_the_centre_serves_who_comes_first():
-  """Forces and questions alike; it takes 5 to move, and an answer takes 1."""
+def test_the_centre_serves_requests_in_order_of_arrival():
+  """Forces and questions alike: a move takes 5 s, an answer 1 s."""
   times = simulation.with_speeds(simulation.constant(1.0), [0.5, 1.0, 0.8])
   trace = cases.simulate_peers(
     gossip.Elastic(),
@@ -336,12 +336,12 @@ def test_the_centre_serves_who_comes_first():
       server_time=5.0, server_bandwidth=1.0, bytes_per_push=1.0
     ),
   )
-  # They ask at 1, 1.25 and 2, all before it moves, and its link has a queue.
+  # They ask at 1, 1.25 and 2, before the centre moves; its link has a queue.
   answers = trace.mixes
   assert answers['replica'].tolist() == [1, 2, 0]
   np.testing.assert_allclose(answers['end_time'], [2.0, 3.0, 4.0])
   np.testing.assert_array_equal(answers['source_version'], 0)
-  # Forces arrive when the centre is at work.
+  # Forces arrive while the centre is busy.
   moves = trace.of_replica(traces.SERVER)
   assert moves['source'].tolist() == [1, 2, 0]
   np.testing.assert_allclose(moves['start_time'], [3.0, 4.0, 5.0])
@@ -349,7 +349,7 @@ def test_the_centre_serves_who_comes_first():
 
 
 def test_a_question_waits_while_the_centre_moves():
-  """And sees what has come before it, and not what comes after."""
+  """Its answer includes the forces that arrived before it, and no others."""
   times = simulation.with_speeds(simulation.constant(1.0), [0.5, 1.0, 0.8])
   trace = cases.simulate_peers(
     gossip.Elastic(),
@@ -366,7 +366,7 @@ def test_a_question_waits_while_the_centre_moves():
   np.testing.assert_allclose(moves['end_time'], [6.0, 11.0, 16.0])
 
 
-def test_each_way_of_the_link_of_the_centre_has_a_queue():
+def test_each_direction_of_the_centres_link_has_a_queue():
   network = simulation.Network(server_bandwidth=1.0, bytes_per_push=2.0)
   trace = cases.simulate_peers(
     gossip.Elastic(), num_workers=3, num_steps=1, network=network
@@ -375,7 +375,7 @@ def test_each_way_of_the_link_of_the_centre_has_a_queue():
   np.testing.assert_allclose(answers['end_time'], [3, 5, 7])
   moves = trace.of_replica(traces.SERVER)
   np.testing.assert_allclose(moves['start_time'], [5, 7, 9])
-  # Three nodes that come back at once ask with nothing in their hands.
+  # Three nodes that come back at once ask without sending forces.
   trace = cases.simulate_peers(
     gossip.Elastic(),
     num_workers=3,
@@ -388,7 +388,7 @@ def test_each_way_of_the_link_of_the_centre_has_a_queue():
   np.testing.assert_allclose(joins['end_time'], [3, 5, 7])
 
 
-def test_who_comes_back_waits_for_its_turn_at_the_centre():
+def test_a_returning_node_waits_for_its_turn_at_the_centre():
   trace = cases.simulate_peers(
     gossip.Elastic(),
     num_workers=2,

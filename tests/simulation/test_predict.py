@@ -38,7 +38,7 @@ def _edit(trace, change, **header):
 @pytest.mark.parametrize('overlap', [False, True])
 @cases.every_protocol
 def test_a_run_is_predicted_from_its_times(protocol_name, overlap):
-  """Same distributions of times: the same staleness and shares, but order."""
+  """Equal distributions of times give equal staleness and shares."""
   protocol = cases.PROTOCOLS[protocol_name]()
   if overlap and protocol.needs_current_clock:
     pytest.skip('Such a protocol refuses to overlap.')
@@ -46,12 +46,12 @@ def test_a_run_is_predicted_from_its_times(protocol_name, overlap):
   trace = _simulate(protocol, overlap=overlap, network=network)
   predicted = simulation.predict(trace, seed=1)
   assert predicted.num_gradients == trace.num_gradients
-  others = [simulation.predict(trace, seed) for seed in range(2, 8)]
+  others = [simulation.predict(trace, seed) for seed in range(2, 5)]
   comparison = simulation.compare(trace, predicted, *others)
   assert comparison.total_variation < 0.06
   shares = comparison.measured_share, comparison.predicted_share
   np.testing.assert_allclose(*shares, atol=0.015)
-  # A slow one's gradients may all be dropped, or all but a few.
+  # Most gradients of the slow learner may be dropped.
   has_many = comparison.measured_share > 0.05
   assert has_many.sum() >= 3
   differences = comparison.staleness_difference[has_many]
@@ -60,7 +60,7 @@ def test_a_run_is_predicted_from_its_times(protocol_name, overlap):
 
 
 def test_a_wrong_protocol_or_overlap_is_seen():
-  """The comparison can fail: it is not all in the times."""
+  """The comparison can fail: the times alone do not determine it."""
   trace = _simulate(protocols.asynchronous())
   strategy = protocols.softsync(2).to_config()
   for header in ({'strategy': strategy}, {'overlap': True}):
@@ -71,7 +71,7 @@ def test_a_wrong_protocol_or_overlap_is_seen():
 
 
 def test_equal_times_give_the_same_run():
-  """Without any chance, the prediction is the run."""
+  """Without randomness, the prediction equals the run."""
   trace = _simulate(
     protocols.asynchronous(), 100, compute=simulation.constant(0.5)
   )
@@ -89,7 +89,7 @@ def test_seeds_differ_and_repeat():
   assert not np.array_equal(first.worker, other.worker)
 
 
-def test_first_gradients_take_what_they_took_and_are_drawn_no_more():
+def test_first_gradients_keep_their_times_and_are_not_drawn_later():
   """As if learner l had compiled for 50 + l seconds."""
   firsts = [50.0, 51.0, 52.0, 53.0]
   compute = simulation.resampled([[1.0, 1.1]] * NUM_WORKERS, [firsts])
@@ -101,8 +101,8 @@ def test_first_gradients_take_what_they_took_and_are_drawn_no_more():
   assert predicted.compute_time[~is_first].max() < 1.2
 
 
-def test_lives_begin_anew_with_each_join_and_incarnation():
-  """Long first gradients of later lives are left out of the times too."""
+def test_a_join_or_an_incarnation_begins_with_a_first_gradient():
+  """Long first gradients after a join or restart are left out of the times."""
   trace = _simulate(
     protocols.asynchronous(), 400, compute=simulation.constant(1.0)
   )
@@ -120,7 +120,7 @@ def test_lives_begin_anew_with_each_join_and_incarnation():
   assert predicted.compute_time.max() == pytest.approx(1.0)
 
 
-def test_what_is_void_is_not_used():
+def test_void_records_are_not_used():
   trace = _simulate(protocols.asynchronous(), 200)
 
   def change(records):
@@ -134,8 +134,8 @@ def test_what_is_void_is_not_used():
   assert simulation.predict(_edit(trace, change)) == simulation.predict(trace)
 
 
-def test_who_comes_late_or_goes_does_so():
-  """Learner 3 is there from 100 s on, learner 0 leaves at 50 s for 70 s."""
+def test_late_joins_and_leaves_are_repeated():
+  """Learner 3 joins at 100 s; learner 0 is away from 50 s to 120 s."""
   failures = [(0.0, 3, 100.0), (50.0, 0, 120.0)]
   trace = _simulate(protocols.softsync(2), 1000, failures=failures)
   predicted = simulation.predict(trace)
@@ -152,7 +152,7 @@ def test_who_comes_late_or_goes_does_so():
 
 
 def test_the_end_of_a_real_run_is_no_loss():
-  """All join at first, and leave when they are told that it is over."""
+  """All learners join at the start, and leave at the end of the run."""
   trace = _simulate(protocols.hardsync(), 100)
   workers = np.arange(NUM_WORKERS)
   end = float(trace.end_time.max())
@@ -178,7 +178,7 @@ def test_the_end_of_a_real_run_is_no_loss():
   assert simulation.compare(real, predicted).total_variation == 0
 
 
-def test_a_learner_without_gradients_is_not_there():
+def test_a_learner_without_gradients_is_absent():
   trace = _simulate(protocols.asynchronous(), 200)
   header = {**trace.header, 'num_workers': NUM_WORKERS + 1}
   predicted = simulation.predict(dataclasses.replace(trace, header=header))
@@ -194,7 +194,7 @@ def test_a_protocol_of_the_user_is_predicted():
   assert simulation.predict(trace).num_updates == 200
 
 
-def test_a_constant_delay_is_one_only_of_equal_times():
+def test_a_constant_delay_is_predicted_as_asynchronous():
   trace = _simulate(protocols.asynchronous(), 400)
   strategy = protocols.constant_delay(3).to_config()
   header = {**trace.header, 'strategy': strategy}
@@ -243,7 +243,7 @@ def test_nodes_are_predicted(name, has_death):
     failures=[(50.0, 2, 80.0)] if has_death else (),
     detection_seconds=0.5,
   )
-  predicted = [simulation.predict(trace, seed) for seed in range(4)]
+  predicted = [simulation.predict(trace, seed) for seed in range(2)]
   comparison = simulation.compare(trace, *predicted)
   measured, expected = comparison.measured, comparison.predicted
   assert measured.keys() == expected.keys()
@@ -265,7 +265,7 @@ def test_nodes_without_steps_are_not_predicted():
     simulation.predict(traces.Trace(records, header))
 
 
-def test_times_that_are_not_known_are_not_enough():
+def test_unknown_times_are_refused():
   trace = _simulate(protocols.asynchronous(), 20)
 
   def change(records):

@@ -1,4 +1,4 @@
-"""How long a gradient takes."""
+"""Time models of gradients."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ PINNED = {
 
 @cases.every_time
 def test_same_on_every_machine(name):
-  """Whoever changes these numbers changes all runs."""
+  """A change of these numbers changes all runs."""
   time = cases.TIMES[name]
   drawn = [time.table(2024, step, 1, 5)[0, [0, 4]] for step in (3, 4000)]
   np.testing.assert_allclose(np.ravel(drawn), PINNED[name], rtol=1e-10)

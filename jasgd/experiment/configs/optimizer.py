@@ -9,8 +9,8 @@ from typing import Any
 
 import optax
 
+from jasgd import protocols
 from jasgd import transforms
-from jasgd.experiment.configs import strategy as strategies
 
 _SCALINGS: dict[str, Callable[[float], float]] = {
   'none': lambda ratio: 1.0,
@@ -129,7 +129,7 @@ class OptimizerConfig:
 def _find(name: str) -> Callable[..., optax.GradientTransformation]:
   """The function of an optimizer: of optax, or 'module:name'."""
   if ':' in name:
-    return strategies.find_named('optimizer', {}, name)
+    return protocols.find_named('optimizer', {}, name)
   if name in _REFUSED:
     raise ValueError(
       f'optax.{name} cannot be used: its steps are not proportional to its '

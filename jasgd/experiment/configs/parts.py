@@ -5,9 +5,9 @@ import dataclasses
 import functools
 from typing import Any
 
+from jasgd import protocols
 from jasgd import simulation
 from jasgd import tasks
-from jasgd.experiment.configs import strategy as strategies
 
 _TASKS: dict[str, Any] = {
   name: functools.partial(tasks.make_task, name) for name in tasks.TASKS
@@ -62,7 +62,7 @@ class TaskConfig:
       ),
     }
     return [
-      *list_problems(lambda: strategies.find_named('task', _TASKS, self.name)),
+      *list_problems(lambda: protocols.find_named('task', _TASKS, self.name)),
       *(rule for rule, holds in rules.items() if not holds),
     ]
 
@@ -96,7 +96,7 @@ def _make_task(
   num_workers: int,
   seed: int,
 ) -> tasks.Task:
-  make = strategies.find_named('task', _TASKS, name)
+  make = protocols.find_named('task', _TASKS, name)
   if name not in _TASKS:
     task = make(batch=batch, **dict(arguments))
     if not isinstance(task, tasks.Task):
@@ -141,7 +141,7 @@ class TimeConfig:
 
   def make(self) -> simulation.ComputeTime:
     """The time model."""
-    make = strategies.find_named('time', _TIMES, self.name)
+    make = protocols.find_named('time', _TIMES, self.name)
     try:
       time = make(*self.arguments)
     except TypeError as error:

@@ -1,36 +1,12 @@
 """The config of a strategy: a protocol with a server, or a peer strategy."""
 
-from collections.abc import Callable
 import copy
 import dataclasses
-import importlib
 import inspect
 from typing import Any
 
 from jasgd import gossip
 from jasgd import protocols
-
-Strategy = protocols.Protocol | gossip.PeerStrategy
-
-PEER_STRATEGIES: dict[str, type[gossip.PeerStrategy]] = {
-  'allreduce': gossip.AllReduce,
-  'elastic': gossip.Elastic,
-  'pairs': gossip.Pairs,
-  'pull': gossip.Pull,
-  'push': gossip.Push,
-  'push_sum': gossip.PushSum,
-}
-PROTOCOLS: dict[str, type[protocols.Protocol]] = {
-  'asynchronous': protocols.asynchronous,
-  'backup': protocols.backup,
-  'constant_delay': protocols.constant_delay,
-  'downpour': protocols.downpour,
-  'hardsync': protocols.hardsync,
-  'rennala': protocols.rennala,
-  'ringmaster': protocols.ringmaster,
-  'softsync': protocols.softsync,
-  'ssp': protocols.ssp,
-}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,26 +60,15 @@ class StrategyConfig:
   def is_peer(self) -> bool:
     """Whether there is no server; False if there is no such strategy."""
     try:
-      return issubclass(self.find_class(), gossip.PeerStrategy)
+      return not self.find_class().has_server
     except ValueError:
       return False
 
-  def find_class(self) -> type[Strategy]:
-    """The class of the strategy.
+  def find_class(self) -> type[gossip.Strategy]:
+    """The class of the strategy; a ValueError if there is none."""
+    return gossip.find_strategy(self.name)
 
-    Raises:
-      ValueError: if the name is unknown, or not that of a strategy.
-    """
-    kind = find_named('strategy', PROTOCOLS | PEER_STRATEGIES, self.name)
-    if inspect.isclass(kind) and issubclass(kind, Strategy):
-      return kind
-    raise ValueError(
-      f'strategy.name={self.name!r} must name a subclass of '
-      'jasgd.protocols.Protocol or jasgd.gossip.PeerStrategy, got '
-      f'{kind!r:.80}.'
-    )
-
-  def make(self, num_workers: int, seed: int) -> Strategy:
+  def make(self, num_workers: int, seed: int) -> gossip.Strategy:
     """A new strategy, before the start of a run.
 
     Args:
@@ -116,27 +81,21 @@ class StrategyConfig:
     Raises:
       ValueError: if the name or an argument makes no sense.
     """
-    kind = self.find_class()
+    parameters = inspect.signature(self.find_class()).parameters
     arguments = {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
       if field.name not in ('name', 'arguments')
-      and self._is_given(field, inspect.signature(kind).parameters)
+      and self._is_given(field, parameters)
     }
     if 'peers' in arguments:
       arguments['peers'] = self._make_peers(num_workers, seed)
-    arguments |= dict(self.arguments)
-    try:
-      inspect.signature(kind).bind(**arguments)
-    except TypeError as error:
-      raise ValueError(
-        f'strategy {self.name!r} does not take the arguments {arguments}: '
-        f'{error}.'
-      ) from None
-    strategy: Any = kind(**arguments)
+    strategy: Any = gossip.make_strategy(
+      {'name': self.name, 'arguments': arguments | dict(self.arguments)}
+    )
     if not self.ramp_up:
       return strategy
-    if is_peer(strategy):
+    if not strategy.has_server:
       raise ValueError(
         'strategy.ramp_up is for protocols with a server, got '
         f'strategy.name={self.name!r}.'
@@ -171,16 +130,6 @@ class StrategyConfig:
     )
 
 
-def is_strategy(value: Any) -> bool:
-  """Whether a value is a protocol or a peer strategy."""
-  return isinstance(value, Strategy)
-
-
-def is_peer(strategy: Strategy) -> bool:
-  """Whether a strategy has no server."""
-  return isinstance(strategy, gossip.PeerStrategy)
-
-
 def count_gradients_per_update(strategy: Any, num_workers: int) -> int:
   """Number of gradients in an update while all workers are present.
 
@@ -192,7 +141,7 @@ def count_gradients_per_update(strategy: Any, num_workers: int) -> int:
     For a protocol, the gradients until its first update, if all learners push
     in turn. For nodes, 1; or all of them if they average gradients.
   """
-  if is_peer(strategy):
+  if not strategy.has_server:
     return num_workers if strategy.averages_gradients else 1
   # A ramp-up begins with fewer learners: its own protocol has all of them.
   protocol = copy.deepcopy(getattr(strategy, 'protocol', strategy))
@@ -206,37 +155,3 @@ def count_gradients_per_update(strategy: Any, num_workers: int) -> int:
       break
     ready += decision.released
   return count * protocol.steps_per_push
-
-
-def find_named(
-  what: str, known: dict[str, Any], name: str
-) -> Callable[..., Any]:
-  """The function or class of a name, built in or of the user's own.
-
-  Args:
-    what: Kind of thing that is named, for error messages.
-    known: Built-in things by name.
-    name: A name in `known`, or 'module:name', which is imported.
-
-  Returns:
-    The function or class.
-
-  Raises:
-    ValueError: if the name is unknown, or cannot be imported.
-  """
-  if name in known:
-    return known[name]
-  module, separator, attribute = name.partition(':')
-  if not separator:
-    raise ValueError(
-      f'Unknown {what} {name!r}. Known: {", ".join(known)}; name your own as '
-      "'module:name'."
-    )
-  try:
-    return getattr(importlib.import_module(module), attribute)
-  except Exception as error:  # A module may fail in any way while it loads.
-    raise ValueError(
-      f'The {what} {name!r} cannot be imported ({type(error).__name__}: '
-      f'{error}): check the names of the module and of what is in it, and that '
-      "the module's folder is in PYTHONPATH."
-    ) from None

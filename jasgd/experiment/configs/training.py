@@ -158,7 +158,7 @@ class TrainingConfig:
   def _check_strategy(self, strategy: Any) -> None:
     """Raises a ValueError if the strategy does not fit the other fields."""
     mode, num_workers = self.runtime.mode, self.count_workers()
-    if not strategies.is_peer(strategy):
+    if strategy.has_server:
       if self.runtime.is_real:  # Its times and failures are its own.
         strategy.check(num_workers)
       else:
@@ -300,7 +300,7 @@ class TrainingConfig:
     task = self.make_task()
     strategy = self.make_strategy()
     arguments = self._list_arguments(strategy, self._count_parameters())
-    if strategies.is_peer(strategy):
+    if not strategy.has_server:
       num_gradients = self.count_steps() * self.num_workers
       trace = run_simulation(**arguments, num_gradients=num_gradients)
       # Weights that are mixed in are rounded as in a real run.
@@ -352,7 +352,7 @@ class TrainingConfig:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
   def _list_arguments(
-    self, strategy: strategies.Strategy, num_parameters: int = 1
+    self, strategy: gossip.Strategy, num_parameters: int = 1
   ) -> dict[str, Any]:
     """The arguments of `run_simulation`, but for the number of gradients."""
     num_workers = self.count_workers()
@@ -425,7 +425,7 @@ def run_simulation(
   Returns:
     The trace.
   """
-  if not strategies.is_peer(strategy):
+  if strategy.has_server:
     # A copy: the simulator changes the protocol, and may be called again.
     strategy = gossip.make_strategy(strategy.to_config())
   return simulation.simulate(strategy, num_gradients=num_gradients, **arguments)

@@ -65,7 +65,7 @@ class Recipe:
 
   task: tasks.Task
   optimizer: optax.GradientTransformation
-  strategy: Any  # A `strategies.Strategy`; see `is_peer`.
+  strategy: Any  # A `gossip.Strategy`; see `is_peer`.
   num_workers: int
   settings: dict[str, Any]
   num_updates: int | None = None
@@ -96,7 +96,7 @@ class Recipe:
   @property
   def is_peer(self) -> bool:
     """Whether there is no server."""
-    return strategies.is_peer(self.strategy)
+    return not self.strategy.has_server
 
   @property
   def is_collective(self) -> bool:

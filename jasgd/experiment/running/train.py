@@ -12,12 +12,12 @@ from typing import Any, TextIO
 import jax
 import optax
 
+from jasgd import gossip
 from jasgd import protocols
 from jasgd import runtime
 from jasgd import tasks
 from jasgd import transforms
 from jasgd import workdir as workdirs
-from jasgd.experiment.configs import strategy as strategies
 from jasgd.experiment.configs import training
 from jasgd.experiment.running import children
 from jasgd.experiment.running import devices
@@ -77,7 +77,7 @@ def train_and_evaluate(
 def train(
   make_task: Callable[..., tasks.Task],
   optimizer: optax.GradientTransformation,
-  strategy: strategies.Strategy | None = None,
+  strategy: gossip.Strategy | None = None,
   *,
   num_workers: int = 4,
   workdir: str | os.PathLike[str] | None = None,
@@ -226,14 +226,10 @@ def _check_strategy(
   server_options: dict[str, Any],
 ) -> None:
   """Raises a ValueError if a strategy cannot be trained with."""
-  if not strategies.is_strategy(strategy):
-    raise ValueError(
-      'strategy must be a protocol, such as jasgd.protocols.softsync(2), or a '
-      f'peer strategy, such as jasgd.gossip.Pull(), got {strategy!r:.80}.'
-    )
+  gossip.check_strategy(strategy)
   protocols.check_count('num_workers', num_workers, 1)
   strategy.check(num_workers)
-  if not strategies.is_peer(strategy):
+  if strategy.has_server:
     steps = max(strategy.steps_per_push, strategy.steps_per_fetch)
     if server_options['local_rate'] is None and steps > 1:
       raise ValueError(

@@ -8,11 +8,11 @@ import os
 import pathlib
 from typing import Any
 
-from jasgd.experiment.configs import strategy as configs
+from jasgd import gossip
 from jasgd.experiment.configs import training
 from jasgd.experiment.sweeps import sweep as sweeps
 
-STRATEGIES = tuple(configs.PEER_STRATEGIES)
+STRATEGIES = tuple(gossip.STRATEGIES)
 _ACCURACY = 'test/accuracy'
 
 

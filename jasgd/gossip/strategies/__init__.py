@@ -15,6 +15,7 @@ strategy     exchange, after every period of steps             waiting
 write your own strategy. `make_strategy` builds a strategy from its config.
 """
 
+import inspect
 from typing import Any
 
 from jasgd import protocols
@@ -27,6 +28,9 @@ from jasgd.gossip.strategies import _pull
 from jasgd.gossip.strategies import _push
 from jasgd.gossip.strategies import _push_sum
 
+Strategy = protocols.Protocol | _base.PeerStrategy
+
+# All peer strategies by name.
 STRATEGIES: dict[str, type[_base.PeerStrategy]] = {
   kind.name: kind
   for kind in (
@@ -40,9 +44,43 @@ STRATEGIES: dict[str, type[_base.PeerStrategy]] = {
 }
 
 
-def make_strategy(
-  config: dict[str, Any],
-) -> protocols.Protocol | _base.PeerStrategy:
+def find_strategy(name: str) -> type[Strategy]:
+  """The class of a protocol or peer strategy.
+
+  Args:
+    name: Name of a protocol or of a peer strategy; or `'module:name'` of your
+      own subclass of `Protocol` or `PeerStrategy`, which is imported.
+
+  Returns:
+    The class.
+
+  Raises:
+    ValueError: if the name is unknown, or not that of such a class.
+  """
+  known = {**protocols.PROTOCOLS, **STRATEGIES}
+  kind = protocols.find_named('strategy', known, name)
+  if inspect.isclass(kind) and issubclass(kind, Strategy):
+    return kind
+  raise ValueError(
+    f'{name!r} must be the name of a subclass of jasgd.protocols.Protocol or '
+    f'jasgd.gossip.PeerStrategy, but it is {kind!r:.80}.'
+  )
+
+
+def check_strategy(value: Any) -> None:
+  """Raises a ValueError unless a value is a protocol or a peer strategy.
+
+  Args:
+    value: Argument that a user gave as a strategy.
+  """
+  if not isinstance(value, Strategy):
+    raise ValueError(
+      'strategy must be a protocol, such as jasgd.protocols.softsync(2), or a '
+      f'peer strategy, such as jasgd.gossip.Pull(), got {value!r:.80}.'
+    )
+
+
+def make_strategy(config: dict[str, Any]) -> Strategy:
   """Builds a protocol or a peer strategy from its config.
 
   The inverse of `PeerStrategy.to_config` and `Protocol.to_config`.
@@ -69,10 +107,6 @@ def make_strategy(
     >>> ring = {'name': 'ring', 'arguments': {'num_nodes': 8}}
     >>> gossip.make_strategy({'name': 'pull', 'arguments': {'peers': ring}})
     Pull(period=1, peers=Topology(ring, num_nodes=8, ...), beta=0.5)
-
-  References:
-    Jin et al., `How to scale distributed deep learning?
-    <https://arxiv.org/abs/1611.04581>`_, 2016
   """
   return protocols.build(
     config,

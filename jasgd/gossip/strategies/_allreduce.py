@@ -58,11 +58,6 @@ class AllReduce(_base.PeerStrategy):
 
   With period 1 the gradients are averaged, and all nodes make the same update;
   with a longer period the weights are averaged.
-
-  References:
-    Jin et al., `How to scale distributed deep learning?
-    <https://arxiv.org/abs/1611.04581>`_, 2016; Stich, `Local SGD Converges Fast
-    and Communicates Little <https://arxiv.org/abs/1805.09767>`_, 2019
   """
 
   name: ClassVar[str] = 'allreduce'

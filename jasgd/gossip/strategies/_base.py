@@ -166,6 +166,7 @@ class PeerStrategy(protocols.Configurable):
   =========================  =================================================
   `name`                     name in reports; by default the class's name
   `node_class`               the subclass of `PeerNode`
+  `has_server`               False; a `jasgd.protocols.Protocol` has True
   `has_centre`               whether nodes ask a centre, not each other
   `has_mass`                 whether the mean of all nodes is weighted by masses
   `is_collective`            whether all nodes wait for each other, so that one
@@ -203,6 +204,7 @@ class PeerStrategy(protocols.Configurable):
 
   name: ClassVar[str] = ''
   node_class: ClassVar[type['PeerNode']]
+  has_server: ClassVar[bool] = False
   has_centre: ClassVar[bool] = False
   has_mass: ClassVar[bool] = False
   is_collective: ClassVar[bool] = False

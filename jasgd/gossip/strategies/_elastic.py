@@ -70,11 +70,6 @@ class Elastic(_base.PeerStrategy):
     order: Weights at which the gradient after an exchange is computed: 'a3',
       the weights after the move, as in Jin et al.; 'easgd', the weights before
       it, as in Zhang et al.
-
-  References:
-    Zhang et al., `Deep learning with Elastic Averaging SGD
-    <https://arxiv.org/abs/1412.6651>`_, 2015; Jin et al., `How to scale
-    distributed deep learning? <https://arxiv.org/abs/1611.04581>`_, 2016
   """
 
   rate: float = 0.1

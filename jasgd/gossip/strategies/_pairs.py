@@ -44,10 +44,6 @@ class Pairs(_gossip.Gossip):
   .. math:: x, x_\text{peer} \leftarrow (x + x_\text{peer}) / 2
 
   The peer finishes the gradient that it is computing.
-
-  References:
-    Lian et al., `Asynchronous Decentralized Parallel Stochastic Gradient
-    Descent <https://arxiv.org/abs/1710.06952>`_, 2018
   """
 
   name: ClassVar[str] = 'pairs'

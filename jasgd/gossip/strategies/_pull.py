@@ -57,10 +57,6 @@ class Pull(_gossip.Gossip):
 
   Attributes:
     beta: Weight of a random peer; a topology has its own weights.
-
-  References:
-    Jin et al., `How to scale distributed deep learning?
-    <https://arxiv.org/abs/1611.04581>`_, 2016
   """
 
   beta: float = 0.5

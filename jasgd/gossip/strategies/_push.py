@@ -111,10 +111,6 @@ class Push(_gossip.Gossip):
   :math:`W_{jj}`, divided by the sum of all these weights. If W is doubly
   stochastic and all nodes mix at once, this is `Topology.push`. The share of a
   message that its receiver refuses stays with the sender.
-
-  References:
-    Jin et al., `How to scale distributed deep learning?
-    <https://arxiv.org/abs/1611.04581>`_, 2016
   """
 
   name: ClassVar[str] = 'push'

@@ -90,11 +90,6 @@ class PushSum(_gossip.Gossip):
   in real processes it is GoSGD: nodes hold z, which moves by u itself. There a
   node may halve its mass many times before it receives any, and u / mass would
   grow without bound. Both evaluate the mean of z, weighted by mass.
-
-  References:
-    Assran et al., `Stochastic Gradient Push
-    <https://arxiv.org/abs/1811.10792>`_, 2019; Blot et al., `Gossip training
-    for deep learning <https://arxiv.org/abs/1611.09726>`_, 2016
   """
 
   name: ClassVar[str] = 'push_sum'

@@ -1,15 +1,16 @@
-"""Synchronous protocols: learners wait for a quorum of the current clock."""
+"""Hardsync: synchronous SGD, an update per gradient of every learner."""
 
 from typing import Any
 
 from jasgd.protocols import _base
-from jasgd.protocols import _checks
 
 
 class Hardsync(_base.Protocol):
-  """Synchronous SGD: every learner waits for the gradients of all learners.
+  r"""Synchronous SGD: every learner waits for the gradients of all learners.
 
-  The staleness is always 0.
+  .. math:: x \leftarrow x - \frac{\alpha}{N} \sum_{i=1}^{N} g_i(x)
+
+  All N gradients are of the current clock: the staleness is always 0.
 
   References:
     Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
@@ -70,49 +71,3 @@ class Hardsync(_base.Protocol):
   def restore_state(self, state: dict[str, Any]) -> None:
     """Sets the learners that wait."""
     self._waiting = set(state['waiting'])
-
-
-class Backup(Hardsync):
-  """Synchronous SGD that skips the `num_backups` slowest learners per update.
-
-  The server takes the first alive - num_backups gradients of the current
-  clock. Late gradients are dropped, and their learners continue at once with
-  the newest weights.
-
-  References:
-    Chen et al., `Revisiting Distributed Synchronous SGD
-    <https://arxiv.org/abs/1604.00981>`_, 2016
-  """
-
-  name = 'backup'
-
-  def __init__(self, num_backups: int) -> None:
-    """Builds the protocol.
-
-    Args:
-      num_backups: Number of learners that an update does not wait for.
-    """
-    super().__init__()
-    self.num_backups = _checks.check_count('num_backups', num_backups, 1)
-
-  def arguments(self) -> dict[str, Any]:
-    """The constructor's arguments by name."""
-    return {'num_backups': self.num_backups}
-
-  def describe(self) -> str:
-    """The rule in words."""
-    return (
-      f'backup({self.num_backups}): the server updates once all learners but '
-      f'{self.num_backups} have pushed a gradient of the current clock; those '
-      'wait for that update. Later gradients are dropped, and their learners '
-      'continue at once.'
-    )
-
-  def check(self, num_learners: int) -> None:
-    """Raises a ValueError if an update would wait for no learner."""
-    super().check(num_learners)
-    if self.num_backups >= num_learners:
-      raise ValueError(
-        f'num_backups must be below num_learners={num_learners}, got '
-        f'{self.num_backups}: an update must wait for at least one gradient.'
-      )

@@ -8,12 +8,14 @@ from jasgd.protocols import _checks
 
 
 class RampUp(_base.Protocol):
-  """Any protocol, with its learners admitted over a number of updates.
+  r"""Any protocol, with its learners admitted over a number of updates.
 
-  The i-th of N learners to join is admitted at clock i * num_updates / N, the
-  first one at once. Until then it waits. A learner that leaves and joins again
-  keeps its turn. Few learners cause little staleness, which helps at the start
-  of training.
+  .. math:: t_i = \lfloor i \, k / N \rfloor, \quad i = 0, \dots, N - 1
+
+  The i-th of N learners to join, counted from 0, is admitted at clock t_i,
+  where k is `num_updates`. Until then it waits. A learner that leaves and joins
+  again keeps its turn. Few learners cause little staleness, which helps at the
+  start of training.
 
   References:
     Chen et al., `Revisiting Distributed Synchronous SGD
@@ -44,6 +46,7 @@ class RampUp(_base.Protocol):
     self.updates_each = protocol.updates_each
     self.needs_current_clock = protocol.needs_current_clock
     self.needs_equal_times = protocol.needs_equal_times
+    self.num_learners = protocol.num_learners
     self._num_expected = 1
     # Learner -> number of learners that joined before it.
     self._turns: dict[int, int] = {}
@@ -67,6 +70,10 @@ class RampUp(_base.Protocol):
       f'{self.protocol.describe()} Learners are admitted one by one over the '
       f'first {self.num_updates} updates.'
     )
+
+  def without_equal_times(self) -> _base.Protocol:
+    """The ramp-up of the inner protocol for learners of unequal speeds."""
+    return RampUp(self.protocol.without_equal_times(), self.num_updates)
 
   def check(self, num_learners: int) -> None:
     """Raises a ValueError if the inner protocol refuses the number."""
@@ -114,8 +121,8 @@ class RampUp(_base.Protocol):
   def _admit(self, decision: _base.Decision) -> _base.Decision:
     """Adds to those released the learners that are admitted now."""
     released = decision.released
-    # If no learner is inside, the clock stands still, so the next learner is
-    # admitted before its turn.
+    # If no learner is admitted, the clock cannot advance, so the next learner
+    # is admitted before its turn.
     while self._queue and (
       self._queue[0][0] <= self.protocol.clock or not self.protocol.alive
     ):

@@ -9,10 +9,13 @@ from jasgd.protocols import _checks
 
 
 class Ssp(_base.Protocol):
-  """A learner starts a step at most s steps ahead of the slowest learner.
+  r"""A learner starts a step at most s steps ahead of the slowest learner.
 
-  With p completed steps it starts the next one only if p - min(p) <= s. Every
-  gradient makes its own update. s = 0 makes all learners step in rounds.
+  .. math:: p_i - \min_j p_j \le s
+
+  p_i is the number of steps that learner i has completed; it starts its next
+  step only if the inequality holds. Every gradient makes its own update on
+  arrival. s = 0 makes all learners step in rounds.
 
   References:
     Ho et al., `More Effective Distributed ML via a Stale Synchronous Parallel

@@ -1,0 +1,1 @@
+"""The protocols: one algorithm, one file, with its paper and its rule."""
