@@ -298,6 +298,8 @@ def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
   with start_run(config, tmp_path) as wait:
     (pid,) = live.wait_until(lambda: processes.find_children('node-1'))
     os.kill(pid, signal.SIGSTOP)
+    live.wait_until(lambda: count_steps(tmp_path, 2)[0] == 20)
+    os.kill(pid, signal.SIGKILL)  # A stopped process could not end by itself.
     result = wait()
   assert result.lost == ['node-1']
   assert count_steps(tmp_path, 2).tolist() == [20, 0]

@@ -401,7 +401,7 @@ def test_a_cluster_of_an_all_reduce_that_shares_a_folder(processes, tmp_path):
   assert len(restarts) == 2 * NUM_NODES
   assert result['clock'] == trace.steps['step'].max() * NUM_NODES
   # Nothing was made twice after they were stopped.
-  last = trace.records['version'][restarts].max() * NUM_NODES
+  last = trace.records['step'][restarts].max() * NUM_NODES
   assert len(trace.steps) - num_steps == result['clock'] - last
   _check_replay(tmp_path)
 

@@ -185,6 +185,7 @@ def test_a_run_that_was_stopped_goes_on(processes, tmp_path):
   _wait_for_clock(run, program)
   os.kill(run.get_server_pid(), signal.SIGKILL)
   live.wait_until(lambda: run.get_server_pid(incarnation=1), program)
+  _wait_for_clock(run, program)
   clock = _stop(processes, program, signal.SIGINT)
   assert run.check_replay() == clock
   output = _train(processes, tmp_path, flag).wait()
