@@ -34,6 +34,9 @@ def pytest_collection_finish():
   another, but jax would take either for the other.
   """
   os.environ.pop(_CACHE, None)
+  # Processes keep the bytecode of our files: to compile it takes each of them a
+  # third of a second.
+  os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 
 @pytest.fixture(scope='module')
@@ -54,6 +57,21 @@ def compiled(tmp_path_factory):
   folder = folder / 'compiled'
   folder.mkdir(exist_ok=True)
   return folder
+
+
+@pytest.fixture(scope='session')
+def commands(tmp_path_factory, compiled):
+  """Runs entry points quickly: see `tests.commands`."""
+  from tests import commands as module
+
+  environment = os.environ | {
+    _CACHE: os.fspath(compiled),
+    _MIN_SECONDS: '0',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+  }
+  found = module.Commands(tmp_path_factory.mktemp('commands'), environment)
+  yield found
+  found.close()
 
 
 @pytest.fixture

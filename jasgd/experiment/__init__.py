@@ -8,7 +8,7 @@ a config. `sweep` and `compare` make many runs, and `verify` replays one.
 ==============  ==============================================================
 folder          content
 ==============  ==============================================================
-`configs/`      the fields of a config, and the parts of a run they stand for
+`configs/`      the fields of a config, and the parts of a run they define
 `running/`      the life cycle of a run; the functions of child processes
 `sweeps/`       grids, sweeps, comparisons
 `verification`  exact replay of a real run against its checkpoints

@@ -1,4 +1,4 @@
-"""Is a run what its trace says? Its exact replay must have the same bits."""
+"""Verification of a run: its exact replay must have the same bits."""
 
 import dataclasses
 import os
@@ -26,8 +26,8 @@ class Verification:
   Attributes:
     versions: Versions of the checkpoints that were compared: by number of the
       node, or -1 for the server or the centre.
-    different: Numbers of those that are not the same, bit for bit, in weights,
-      statistics and optimizer state.
+    different: Numbers of the replicas that differ in a bit of their weights,
+      statistics or optimizer state.
     distance: The largest difference of weights, relative to their norm.
     first_difference: Clock of the first weights of a server that differ, by the
       digests in the trace; None: no digest differs.
@@ -42,7 +42,7 @@ class Verification:
 
   @property
   def is_same(self) -> bool:
-    """Whether all of them are the same."""
+    """Whether all replicas have the same bits."""
     return not self.different
 
   @property
@@ -63,7 +63,7 @@ def read_run(
     Both.
 
   Raises:
-    ValueError: if they are not there, or no config makes that run.
+    ValueError: if a file is missing, or the run was not made from a config.
   """
   folder = workdirs.Workdir(workdir)
   settings = workdirs.read_json(folder.config)
@@ -94,9 +94,7 @@ def get_environment(trace: traces.Trace) -> dict[str, str]:
   """
   threads = trace.header.get('num_threads')
   variables = {} if threads is None else {'NPROC': str(threads)}
-  num_devices = 1
-  if isinstance(trace, traces.Trace):
-    num_devices = engine.count_devices(trace)
+  num_devices = engine.count_devices(trace)
   if num_devices > 1 and trace.header.get('platform') == 'cpu':
     flag = f'--xla_force_host_platform_device_count={num_devices}'
     flags = os.environ.get('XLA_FLAGS', '')
@@ -123,10 +121,11 @@ def verify(
     ValueError: if there is nothing to compare.
   """
   folder = workdirs.Workdir(workdir)
-  # Before the trace, which has them then, if it still grows.
+  # Checkpoints are listed before the trace is read: if the run still goes on,
+  # the trace then has the records of every checkpoint.
   members = runtime.list_members(folder)
   folders = {member: runtime.find_folder(folder, member) for member in members}
-  folders = folders or {engine.SERVER: folder}  # A server has the run's own.
+  folders = folders or {engine.SERVER: folder}  # A server saves in `folder`.
   clocks = {
     replica: workdirs.list_checkpoints(own) for replica, own in folders.items()
   }
@@ -234,7 +233,8 @@ def _measure(
     wide = np.float64(a), np.float64(b)
     squares += [np.sum((wide[0] - wide[1]) ** 2), np.sum(wide[1] ** 2)]
   distance = float(np.sqrt(squares[0] / max(squares[1], 1e-300)))
-  # Or in the optimizer state, in the sign of a zero, or not finite.
+  # Otherwise the difference is in the optimizer state, in the sign of a zero,
+  # or not finite.
   return distance if distance > 0 else np.inf
 
 

@@ -13,7 +13,7 @@ from jasgd.reports import _formats
 from jasgd.reports import _runs
 
 _LOG_RANGE = 50.0  # Beyond this ratio, small values could not be seen.
-_MAX_MARKERS = 40  # Points that can be told apart as such.
+_MAX_MARKERS = 40  # Most points that can be distinguished.
 _Style = Literal['-', '--', '-.', ':']
 _X_LABELS = {'epoch': 'epoch', 'time': 'time (s)', 'clock': 'clock'}
 
@@ -165,7 +165,7 @@ def _add_legend(
   runs: Sequence[_runs.Run],
   colors: Sequence[str],
 ) -> None:
-  """Says which colour is which run, and what a cross is."""
+  """Legend: the colour of each run, and the meaning of a cross."""
   handles = [
     mpl_lines.Line2D([], [], color=color, label=_formats.escape_math(run.label))
     for color, run in zip(colors, runs, strict=True)

@@ -10,7 +10,7 @@ from matplotlib import figure as mpl_figure
 from matplotlib import ticker
 import numpy as np
 
-# What a worker does -> its colour.
+# Activity of a worker -> its colour.
 COLORS = {
   'computes': '#4c72b0',
   'communicates': '#dd8452',

@@ -126,7 +126,7 @@ def plot_sweep(
   Args:
     rows: A dict for each cell: its fields and results.
     folder: Folder for the pictures.
-    axes: For each axis its field, or the fields that change together.
+    axes: Field of each axis, or the fields that change together.
     value: Name of the result to show.
 
   Returns:

@@ -24,7 +24,7 @@ _DECIDED = (
   protocols.Fate.DROPPED_LATE,
   protocols.Fate.DROPPED_STALE,
 )
-# What happened to a worker -> how that is drawn.
+# Event of a worker -> its marker.
 _MARKS: dict[str, dict[str, Any]] = {
   'gradient dropped': {'marker': '|', 'color': '#dd8452', 'markersize': 8},
   'message lost': {'marker': '|', 'color': '#8172b3', 'markersize': 8},
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 
 
 class _Members(NamedTuple):
-  """The records that tell who is there, worker by worker."""
+  """The records of joins and leaves, worker by worker."""
 
   records: np.ndarray
   is_departure: np.ndarray  # The worker's last record before it was away.
@@ -100,7 +100,7 @@ def list_changes(trace: traces.Trace) -> dict[str, str]:
 
 
 def name_worker(*has_server: bool) -> str:
-  """What to call the workers of some runs: learners, nodes, or workers."""
+  """Noun for the workers of some runs: learners, nodes, or workers."""
   if all(has_server):
     return 'learner'
   return 'worker' if any(has_server) else 'node'
@@ -148,7 +148,7 @@ def list_spans(trace: traces.Trace) -> list[Span]:
 def plot_members(
   trace: traces.Trace, path: str | os.PathLike[str] | None = None
 ) -> mpl_figure.Figure:
-  """Draws who was there, who came and went, and the server's restarts.
+  """Draws when workers were present, joined and left, and server restarts.
 
   Args:
     trace: The trace to draw.
@@ -187,7 +187,7 @@ def draw_marks(
   labels: Container[str] = tuple(_MARKS),
   window: tuple[float, float] = (-np.inf, np.inf),
 ) -> list[mpl_lines.Line2D]:
-  """Marks who came and went, and what was lost; returns the marks drawn."""
+  """Marks joins, leaves and losses; returns the marks drawn."""
   changes = find_changes(trace)
   pushes = trace.of_kind(_Kind.PUSH)
   # A gradient that arrives after the end is dropped as it should be.

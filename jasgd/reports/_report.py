@@ -26,7 +26,7 @@ def write_report(
   path: _Path | None = None,
   title: str | None = None,
 ) -> pathlib.Path:
-  """Writes a page that shows what runs did, and how they ended.
+  """Writes a page on the course and the end of runs.
 
   The page is one file of HTML with everything in it. The pictures are also
   written as PNGs, into a folder with the page's name without its suffix. A run
@@ -143,7 +143,7 @@ class _Report:
     )
 
   def _show_curves(self) -> list[str]:
-    caption = 'How training went, against epochs and time.'
+    caption = 'Metrics of the training, against epochs and time.'
     return self._save(_curves.draw_curves(self._runs), 'curves', caption)
 
   def _show_ages(self) -> list[str]:
@@ -198,22 +198,22 @@ class _Report:
       if not run.trace or not run.trace.num_gradients:
         continue
       when = 'once all had compiled' if run.is_real else 'at the start'
-      what, mark = (
+      activities, mark = (
         ('computed, communicated and waited', 'a line is an update')
         if run.has_server
-        else ('computed and who waited for mixes', 'a dot is a mix')
+        else ('computed and waited for mixes', 'a dot is a mix')
       )
       parts += self._save(
         _timeline.plot_timeline(run.trace),
         'timeline',
-        f'Who {what}, {when}; {mark}.',
+        f'When each {run.worker} {activities}, {when}; {mark}.',
         run,
       )
       if run.is_real:
         parts += self._save(
           _members.plot_members(run.trace),
           'members',
-          'Who was there, who came and went, over the whole run.',
+          f'When each {run.worker} was present, over the whole run.',
           run,
         )
     return parts

@@ -13,7 +13,7 @@ from jasgd.reports import _words
 
 _number = _formats.format_number
 
-# What became of gradients, in words.
+# Fates of gradients, in words.
 _FATES = {
   traces.Fate.APPLIED: 'applied',
   traces.Fate.PENDING: 'pending: its update was not made yet',
@@ -39,7 +39,7 @@ def make_results(runs: Sequence[_runs.Run]) -> _formats.Table | None:
 
 
 def make_fates(runs: Sequence[_runs.Run]) -> _formats.Table | None:
-  """What became of the gradients; None if there is no server."""
+  """Table of the gradients' fates; None if there is no server."""
   columns = [_list_fates(run) for run in runs]
   return _join('Fates of gradients', 'fate', columns, runs)
 

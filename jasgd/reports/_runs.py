@@ -65,12 +65,12 @@ class Run:
 
   @property
   def worker(self) -> str:
-    """What its workers are called: 'learner' or 'node'."""
+    """Noun for its workers: 'learner' or 'node'."""
     return _members.name_worker(self.has_server)
 
   @property
   def unit(self) -> str:
-    """What its clock counts: updates of the server, or steps of nodes."""
+    """Unit of its clock: updates of the server, or steps of nodes."""
     return 'clock' if self.has_server else 'step'
 
   @property
@@ -187,7 +187,7 @@ class Run:
 
 
 def read_runs(roots: Sequence[_Path]) -> list[Run]:
-  """Reads runs, and labels them by what is different in their configs."""
+  """Reads runs, and labels them by the differences of their configs."""
   runs = [read_run(root) for root in roots]
   return [
     dataclasses.replace(run, label=label)
@@ -374,7 +374,7 @@ def _scan_metrics(
 ) -> tuple[dict[str, int], int | None]:
   """The last row of each metric, and the clock of the first bad loss.
 
-  Columns do not tell these: in them, a missing value is NaN.
+  Columns cannot distinguish these: in them, a missing value is NaN.
   """
   rows = {clock: row for row, clock in enumerate(metrics['clock'].tolist())}
   last_rows: dict[str, int] = {}

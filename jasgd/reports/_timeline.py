@@ -1,4 +1,4 @@
-"""The timeline: what each worker did when."""
+"""The timeline: activities of each worker over time."""
 
 import os
 from typing import NamedTuple
@@ -31,7 +31,7 @@ def plot_timeline(
   max_workers: int = 16,
   num_rounds: float = 8.0,
 ) -> mpl_figure.Figure:
-  """Draws who computed, communicated and waited when, in the first part.
+  """Draws when workers computed, communicated and waited, in the first part.
 
   Of real processes, that is the part after their first gradients, for which
   they had to compile. With a server, a line is an update. Without one, a dot is
@@ -55,12 +55,12 @@ def plot_timeline(
   num_rows = min(max_workers, max(1, trace.num_workers))
   list_bars = _list_learner_bars if trace.has_server else _list_node_bars
   drawn = {'is gone': _list_absence_bars(trace, end)} | list_bars(trace, origin)
-  for what, bars in drawn.items():
+  for activity, bars in drawn.items():
     is_seen = (bars.worker < num_rows) & (bars.start < end) & (bars.end > begin)
-    # Shorter bars are what times were rounded by.
+    # Shorter bars are rounding errors of times.
     is_seen &= bars.end - bars.start > 1e-6 * (end - begin)
-    drawn[what] = _Bars(*(column[is_seen] for column in bars))
-    _draw_bars(axes, drawn[what], what)
+    drawn[activity] = _Bars(*(column[is_seen] for column in bars))
+    _draw_bars(axes, drawn[activity], activity)
   if trace.has_server:
     _draw_updates(axes, trace, origin, begin, end)
   else:
@@ -75,9 +75,10 @@ def plot_timeline(
   noun = _members.name_worker(trace.has_server)
   _figures.set_axes(axes, 'time (s)', noun, whole='y')
   handles = [
-    patches.Patch(color=color, label=what)
-    for what, color in _figures.COLORS.items()
-    if what in drawn and (what != 'is gone' or len(drawn[what].worker))
+    patches.Patch(color=color, label=activity)
+    for activity, color in _figures.COLORS.items()
+    if activity in drawn
+    and (activity != 'is gone' or len(drawn[activity].worker))
   ]
   _figures.add_axes_legend(axes, handles=[*handles, *marks])
   return _figures.save(figure, path)
@@ -108,11 +109,11 @@ def _choose_window(
 
 
 def _list_learner_bars(trace: traces.Trace, origin: float) -> dict[str, _Bars]:
-  """The bars of learners, by what they did."""
+  """The bars of learners, by activity."""
   start, end = trace.start_time - origin, trace.end_time - origin
   wait_end = traces.statistics.find_wait_ends(trace) - origin
-  # When the learner computed between the two is not recorded: the pull and the
-  # push are drawn as equally long.
+  # Only the length of the computation is recorded, not its start: the pull and
+  # the push are drawn as equally long.
   computing = np.minimum(trace.compute_time, end - start)
   transfer = (end - start - computing) / 2
   begun, done = start + transfer, end - transfer
@@ -128,17 +129,17 @@ def _list_learner_bars(trace: traces.Trace, origin: float) -> dict[str, _Bars]:
 
 
 def _list_node_bars(trace: traces.Trace, origin: float) -> dict[str, _Bars]:
-  """The bars of nodes, by what they did."""
+  """The bars of nodes, by activity."""
   questions = trace.of_kind(traces.Kind.LOST)
   questions = questions[questions['read_version'] < 0]
   mixes = traces.statistics.keep_first_of_mix(trace.mixes)
   return {
-    what: _Bars(
+    activity: _Bars(
       records['replica'],
       records['start_time'] - origin,
       records['end_time'] - origin,
     )
-    for what, records in (
+    for activity, records in (
       ('computes', trace.steps),
       ('waits', np.concatenate([mixes, questions])),
     )
@@ -146,7 +147,7 @@ def _list_node_bars(trace: traces.Trace, origin: float) -> dict[str, _Bars]:
 
 
 def _list_absence_bars(trace: traces.Trace, end: float) -> _Bars:
-  """The bars of workers that were gone, up to the picture's end."""
+  """The bars of absent workers, up to the picture's end."""
   absences = _members.list_absences(trace)
   times = np.array(
     [(absence.start, absence.end) for absence in absences], float
@@ -156,7 +157,7 @@ def _list_absence_bars(trace: traces.Trace, end: float) -> _Bars:
   return _Bars(workers, times[:, 0], times[:, 1])
 
 
-def _draw_bars(axes: mpl_axes.Axes, bars: _Bars, what: str) -> None:
+def _draw_bars(axes: mpl_axes.Axes, bars: _Bars, activity: str) -> None:
   """Draws bars in workers' rows, as one artist however many they are."""
   if not len(bars.worker):
     return
@@ -165,10 +166,10 @@ def _draw_bars(axes: mpl_axes.Axes, bars: _Bars, what: str) -> None:
   axes.add_collection(
     collections.PolyCollection(
       list(np.stack([x, y], axis=-1)),
-      facecolors=_figures.COLORS[what],
+      facecolors=_figures.COLORS[activity],
       edgecolors='white',
       linewidths=0.4,
-      label=what,
+      label=activity,
     ),
     autolim=False,
   )

@@ -1,4 +1,4 @@
-"""A run in words: what was run, and how it ended."""
+"""A run in words: its settings and its end."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What each worker did: shares of work and time, rates, messages."""
+"""Work of each worker: shares of work and time, rates, messages."""
 
 from collections.abc import Sequence
 import textwrap

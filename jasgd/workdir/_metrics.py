@@ -166,8 +166,7 @@ def read_metrics(workdir: _files.Path) -> dict[str, np.ndarray]:
   """Reads the metrics of a run, as columns.
 
   It can be called during a run and after a crash: an incomplete last line is
-  ignored. All lines of one clock become one row (a server and the process that
-  evaluates its weights write separate lines). If a name occurs in several of
+  ignored. All lines of one clock become one row; if a name occurs in several of
   them, the last value counts.
 
   Args:

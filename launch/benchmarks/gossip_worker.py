@@ -186,7 +186,7 @@ def join_nodes(
   Args:
     node: The number of this node.
     num_nodes: Number of nodes.
-    folder: For the files of all runs.
+    folder: Folder for the files of all runs.
 
   Returns:
     A function of a wire, the bytes of the weights and the number of steps,

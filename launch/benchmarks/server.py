@@ -92,7 +92,7 @@ def run_work(
 
   Args:
     commands: The processes.
-    work: What they were told.
+    work: Work that the processes were given.
 
   Returns:
     The report of the server, and `num_errors` of all learners.

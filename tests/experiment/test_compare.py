@@ -17,7 +17,7 @@ BOUND = 0.02  # By what a strategy may be worse, on the digits.
 BASE_RATE = 2.0
 
 
-def _make_config(num_epochs=12.0):
+def _make_config(num_epochs=6.0):
   """Four nodes on the digits, with a network that learns them fast."""
   return experiment.TrainingConfig(
     task=experiment.TaskConfig(name='digits', model='mlp', batch=32),
@@ -58,7 +58,7 @@ def test_a_strategy_is_as_good_as_a_single_learner(tmp_path):
   assert [row.num_workers for row in compared] == [1, 4]
   assert len(rows) == 2 * 3 + 2 * 2
   for row in compared:
-    assert row.accuracy > 0.95
+    assert row.accuracy > 0.9
     assert row.difference >= -BOUND
     _check_choice(row, rows, [0.2, 0.06, 0.02])
   # Whatever was chosen by was not the test set, of 360.
@@ -129,53 +129,37 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
 
 @pytest.mark.slow
 def test_all_strategies_are_within_the_bound_on_digits(tmp_path):
-  """The command of the config's note, at one rate and with one seed."""
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'launch.compare', f'--workdir={tmp_path}'),
-      '--config=configs/gossip_digits.py:compare',
-      *('--validation=0.2', '--bound=0.02', '--jobs=2'),
-      *('--rates=0.1', '--seeds=1'),
-    ],
-    cwd=ROOT,
-    timeout=1800,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stdout
-  assert done.stdout.count(' within') == len(experiment.STRATEGIES)
+  """The command of the config's note, with a small network and few runs."""
 
-
-@pytest.mark.slow
-def test_the_command_in_two_processes(tmp_path):
-  def run(*flags):
+  def run(bound):
     return subprocess.run(
       [
         *(sys.executable, '-m', 'launch.compare', f'--workdir={tmp_path}'),
-        '--config=configs/gossip_digits.py:simulate,smoke',
-        *('--config.task.model=mlp', '--strategies=push_sum'),
-        *('--config.optimizer.rate=0.1', '--rates=1,0.3,0.1'),
-        *('--seeds=1', '--jobs=2', *flags),
+        '--config=configs/gossip_digits.py:compare',
+        *('--config.task.model=mlp', '--config.num_epochs=12'),
+        *('--config.optimizer.rate=0.5', '--rates=0.1', '--seeds=1'),
+        *('--validation=0.2', '--jobs=2', f'--bound={bound}'),
       ],
       cwd=ROOT,
-      timeout=300,
+      timeout=600,
       capture_output=True,
       text=True,
     )
 
-  done = run('--bound=1')
-  assert done.returncode == 0, done.stderr
+  names = ['single', *experiment.STRATEGIES]
+  done = run(0.02)
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert done.stdout.count(' within') == len(experiment.STRATEGIES)
   lines = done.stdout.splitlines()
-  assert lines[0] == '8 runs of 20 epochs; rates are 1, 0.3, 0.1 x 0.1'
-  assert sum('validation  accuracy' in line for line in lines) == 6
-  assert sum('seed 0      accuracy' in line for line in lines) == 2
-  rates = [line.split()[2] for line in lines if 'validation' in line]
-  assert sorted(rates) == ['0.01', '0.01', '0.03', '0.03', '0.1', '0.1']
-  table = [line.split()[0] for line in lines if 'Warning' not in line][-3:]
-  assert table == ['strategy', 'single', 'push_sum']
-  again = run('--bound=-1')  # Nobody is better by that much.
+  assert lines[0] == f'{2 * len(names)} runs of 12 epochs; rates are 0.1 x 0.5'
+  assert sum('validation  accuracy' in line for line in lines) == len(names)
+  assert sum('seed 0      accuracy' in line for line in lines) == len(names)
+  table = [line.split() for line in lines if 'Warning' not in line]
+  table = table[-len(names) - 1 :]
+  assert [row[0] for row in table] == ['strategy', *names]
+  assert float(table[1][5].rstrip('%')) > 93  # It is worth a comparison.
+  again = run(-1)  # No strategy is better by that much; nothing is trained.
   assert again.returncode == 1
-  (below,) = (
-    line for line in again.stdout.splitlines() if line.startswith('push_sum')
-  )
-  assert below.endswith('below')
+  below = [line for line in again.stdout.splitlines() if line.endswith('below')]
+  assert len(below) == len(experiment.STRATEGIES)
+  assert '  accuracy' not in again.stdout

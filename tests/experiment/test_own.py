@@ -80,12 +80,6 @@ def test_own_model_is_trained_and_replayed(processes, tmp_path):
     )
 
 
-def test_threads_need_neither_names_nor_folders():
-  result = _train(lambda: own_model.make_task(), processes=False)
-  assert result.clock == 150
-  assert own_model.is_replayed(result)
-
-
 def test_processes_need_names():
   def make_task():
     return own_model.make_task()
@@ -158,7 +152,6 @@ def _halve(epochs):
 
 
 PEERS = {
-  'pull': gossip.Pull(),
   'push-sum by a ring': gossip.PushSum(peers=topologies.ring(2), period=2),
   'elastic': gossip.Elastic(rate=0.2, order='easgd'),
   'allreduce': gossip.AllReduce(),
@@ -177,7 +170,7 @@ def _check_metrics(result):
   assert np.isfinite(result.metrics['train/loss'])
 
 
-@pytest.mark.parametrize('name', marks.slow_but(PEERS, 'elastic'))
+@pytest.mark.parametrize('name', marks.slow_but(PEERS, 'own'))
 def test_own_model_is_trained_by_nodes_and_replayed(name, processes, tmp_path):
   """In processes: optimizer and schedule are closures that travel."""
   optimizer = optax.chain(optax.clip(1.0), optax.adam(0.01))
@@ -207,11 +200,13 @@ def test_own_model_is_trained_by_nodes_and_replayed(name, processes, tmp_path):
   trees.assert_same_bits(again.params, result.params)
   with pytest.raises(ValueError, match=r'was made by jasgd\.train'):
     experiment.verify(tmp_path)
+  if name == 'own':
+    _check_own_strategy(strategy, result)
 
 
-def test_nodes_may_be_threads():
+def test_threads_need_neither_names_nor_folders():
   result = jasgd.train(
-    own_model.make_task(),
+    lambda: own_model.make_task(),
     own_model.OPTIMIZER,
     gossip.Pull(),
     num_workers=2,
@@ -223,11 +218,8 @@ def test_nodes_may_be_threads():
   assert _is_replayed(result, own_model.OPTIMIZER)
 
 
-@pytest.mark.parametrize(
-  'strategy', [own_strategies.Every(), own_strategies.Neighbour()]
-)
-def test_own_strategies_are_replayed_predicted_and_reported(strategy, tmp_path):
-  """The trace names them as 'module:name'; nothing else knows of them."""
+def test_own_protocol_is_replayed_predicted_and_reported(tmp_path):
+  strategy = own_strategies.Every()
   result = jasgd.train(
     own_model.make_task(),
     own_model.OPTIMIZER,
@@ -238,9 +230,17 @@ def test_own_strategies_are_replayed_predicted_and_reported(strategy, tmp_path):
     processes=False,
     stream=io.StringIO(),
   )
+  assert _is_replayed(result, own_model.OPTIMIZER)
+  _check_own_strategy(strategy, result)
+
+
+def _check_own_strategy(strategy, result):
+  """It can be simulated, predicted and reported.
+
+  The trace names it as 'module:name'; nothing else knows of it.
+  """
   module, _, name = result.trace.header['strategy']['name'].partition(':')
   assert (module, name) == (own_strategies.__name__, type(strategy).__name__)
-  assert _is_replayed(result, own_model.OPTIMIZER)
   simulated = jasgd.simulate(strategy, num_workers=2, num_gradients=60)
   predicted = simulation.predict(result.trace)
   numbers = [
@@ -251,7 +251,7 @@ def test_own_strategies_are_replayed_predicted_and_reported(strategy, tmp_path):
   rate = rate if rate in numbers[0] else 'mixes_per_step'
   for each in numbers:
     assert each[rate] == pytest.approx(numbers[0][rate], rel=0.1)
-  page = reports.write_report(tmp_path).read_text()
+  page = reports.write_report(result.workdir).read_text()
   assert 'There is no prediction' not in page
 
 

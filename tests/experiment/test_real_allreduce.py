@@ -15,63 +15,62 @@ from tests.experiment import test_real_nodes as nodes
 
 pytestmark = pytest.mark.usefixtures('quick_compiler')
 
-NUM_NODES = nodes.NUM_NODES
 # Seconds of silence: a death must be seen long before.
 NEVER = 2 * live.PATIENCE
 
 
-def make_config(num_steps=60, period=1, **parts):
+def make_config(num_steps=60, period=1, num_nodes=2, **parts):
   """As that of other nodes, one flag away."""
-  config = nodes.make_config('pull', num_steps, **parts)
+  config = nodes.make_config('pull', num_steps, num_nodes, **parts)
   config.strategy.name = 'allreduce'
   config.strategy.period = period
   return config
 
 
-def check_replay(workdir):
+def check_replay(workdir, num_nodes=2):
   """Every node is what its trace says."""
-  found = experiment.verify(workdir)
+  found = experiment.verify(workdir, stream=io.StringIO())
   assert found.is_same, found
-  assert set(found.versions) == set(range(NUM_NODES))
+  assert set(found.versions) == set(range(num_nodes))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('period', [1, 4])
-def test_all_reduce_replays(period, processes, tmp_path):
+def test_all_reduce_with_a_period_replays(processes, tmp_path):
   """However long: roundings would have grown."""
-  config = make_config(200, period=period, processes={'min_seconds': ()})
+  config = make_config(
+    200, period=4, num_nodes=3, processes={'min_seconds': ()}
+  )
   result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
-  assert result.clock == 200 * NUM_NODES
+  assert result.clock == 200 * 3
   assert result.metrics['test/accuracy'] > 0.8
-  check_replay(tmp_path)
+  check_replay(tmp_path, 3)
   trace = traces.Trace.load(tmp_path / 'trace')
-  assert len(trace.mixes) == 200 // period * NUM_NODES
+  assert len(trace.mixes) == 200 // 4 * 3
   assert np.all(trace.mixes['kind'] == traces.Kind.MEAN)
-  if period == 1:
-    assert result.metrics['gossip/consensus_error'] == 0
   assert not processes.find()
 
 
 @pytest.mark.parametrize(
-  ('victim', 'number', 'silence', 'what'),
+  ('victim', 'num_nodes', 'number', 'silence', 'what'),
   [
     pytest.param(  # Where all meet.
-      *('node-0', signal.SIGKILL, NEVER, 'was lost'), marks=pytest.mark.slow
+      *('node-0', 2, signal.SIGKILL, NEVER, 'was lost'), marks=pytest.mark.slow
     ),
-    ('node-1', signal.SIGKILL, NEVER, 'was lost'),
+    # The order of additions matters for the bits of three nodes, not of two.
+    ('node-1', 3, signal.SIGKILL, NEVER, 'was lost'),
     pytest.param(
-      *('node-2', signal.SIGSTOP, 5.0, 'has said nothing for 5 s'),
+      *('node-1', 2, signal.SIGSTOP, 3.0, 'has said nothing for 3 s'),
       marks=pytest.mark.slow,
     ),
   ],
 )
 def test_a_lost_process_ends_the_run_with_its_name(
-  victim, number, silence, what, processes, tmp_path
+  victim, num_nodes, number, silence, what, processes, tmp_path
 ):
-  config = make_config(num_steps=200, deadlines={'silence': silence})
+  config = make_config(200, num_nodes=num_nodes, deadlines={'silence': silence})
   with nodes.start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 10)
-    live.wait_until(lambda: nodes.has_saved(tmp_path))
+    live.wait_until(lambda: nodes.count_steps(tmp_path, num_nodes).min() > 10)
+    live.wait_until(lambda: nodes.has_saved(tmp_path, num_nodes))
     (pid,) = processes.find_children(victim)
     os.kill(pid, number)
     with pytest.raises(
@@ -80,26 +79,27 @@ def test_a_lost_process_ends_the_run_with_its_name(
       wait()
   assert not processes.find()
   result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
-  assert result.clock == 200 * NUM_NODES
+  assert result.clock == 200 * num_nodes
+  assert result.metrics['gossip/consensus_error'] == 0
   kinds = traces.Trace.load(tmp_path / 'trace').records['kind']
-  assert np.count_nonzero(kinds == traces.Kind.RESTART) == NUM_NODES
-  check_replay(tmp_path)
+  assert np.count_nonzero(kinds == traces.Kind.RESTART) == num_nodes
+  check_replay(tmp_path, num_nodes)
 
 
 @pytest.mark.slow
 def test_without_a_checkpoint_it_goes_on_from_the_start(processes, tmp_path):
   config = make_config(100, runtime={'checkpoint_seconds': 3600.0})
   with nodes.start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 30)
+    live.wait_until(lambda: nodes.count_steps(tmp_path, 2).min() > 30)
     (pid,) = processes.find_children('node-1')
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(experiment.RunError, match='goes on from the start'):
       wait()
   assert not processes.find()
   with open(tmp_path / 'metrics.jsonl', 'a') as file:  # As if it was evaluated.
-    file.write(f'{{"clock": {90 * NUM_NODES}, "test/loss": 7.0}}\n')
+    file.write(f'{{"clock": {90 * 2}, "test/loss": 7.0}}\n')
   result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
-  assert result.clock == 100 * NUM_NODES
+  assert result.clock == 100 * 2
   columns = workdirs.read_metrics(tmp_path)
   assert not np.any(columns['test/loss'] == 7.0)  # What was lost is not in it.
   check_replay(tmp_path)
@@ -110,10 +110,10 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
   script = (
     'import sys; from tests.experiment import test_real_allreduce as t;'
     'from jasgd import experiment;'
-    'print(experiment.train_and_evaluate(t.make_config(300), sys.argv[1]))'
+    'print(experiment.train_and_evaluate(t.make_config(150), sys.argv[1]))'
   )
   program = processes.start_python('-c', script, os.fspath(tmp_path))
-  live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 30, program)
+  live.wait_until(lambda: nodes.count_steps(tmp_path, 2).min() > 20, program)
   program.kill(signal.SIGINT)
   said = program.wait()
   assert 'is_interrupted=True' in said
@@ -128,11 +128,11 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
   )
   live.wait_until(lambda: not processes.find())
   result = experiment.train_and_evaluate(
-    make_config(300), tmp_path, stream=io.StringIO()
+    make_config(150), tmp_path, stream=io.StringIO()
   )
-  assert result.clock == 300 * NUM_NODES
+  assert result.clock == 150 * 2
   trace = traces.Trace.load(tmp_path / 'trace')
-  assert len(trace.steps) == 300 * NUM_NODES  # Nothing was made twice.
+  assert len(trace.steps) == 150 * 2  # Nothing was made twice.
   check_replay(tmp_path)
 
 

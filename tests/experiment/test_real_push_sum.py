@@ -13,7 +13,7 @@ from tests.experiment import test_real_nodes as nodes
 
 # Of a step, by node: those who are told first have ended long before the last.
 SPEEDS = (0.005, 0.05, 0.4)
-NUM_STEPS = 30
+NUM_STEPS = 15
 Kind = traces.Kind
 
 

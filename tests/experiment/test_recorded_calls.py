@@ -57,7 +57,7 @@ def _make_strategy(name, arguments):
 def test_fresh_nodes_repeat_a_real_run_with_a_kill(
   name, processes, calls, tmp_path
 ):
-  num_steps, victim = 200, 2
+  num_steps, victim = 150, 2
   config = real_nodes.make_config('pull', num_steps)
   config.strategy = _make_strategy(name, PEERS[name])
   plain = getattr(gossip, name)(**PEERS[name])

@@ -29,11 +29,6 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 ALL = ('asynchronous', *cases.PEERS)
 
 
-def _load_trace(folder, name):
-  del name
-  return traces.Trace.load(folder / 'trace')
-
-
 def _read_all(folder):
   """The bytes of all files that must not depend on interruptions."""
   names = ['config.json', 'metrics.jsonl', 'result.json', 'provenance.json']
@@ -62,7 +57,7 @@ def _start(folder, clock):
 def test_killed_and_started_again_it_ends_the_same(tmp_path):
   calm, killed = tmp_path / 'calm', tmp_path / 'killed'
   assert _start(calm, 0).returncode == 0
-  for clock in (10, 30, 60):
+  for clock in (30, 60):
     assert _start(killed, clock).returncode == -signal.SIGKILL
     assert not (killed / 'run/result.json').exists()
   done = _start(killed, 0)
@@ -73,7 +68,9 @@ def test_killed_and_started_again_it_ends_the_same(tmp_path):
   )
 
 
-@pytest.mark.parametrize('name', marks.slow_but(ALL, 'elastic', 'push_sum'))
+@pytest.mark.parametrize(
+  'name', marks.slow_but(['asynchronous', 'elastic', 'push_sum'], 'elastic')
+)
 def test_stopped_and_started_again_it_ends_the_same(name, tmp_path):
   config = cases.make_config(name)
   calm, stopped = tmp_path / 'calm', tmp_path / 'stopped'
@@ -149,7 +146,7 @@ def test_the_files_of_a_run(name, tmp_path):
   assert result.clock == 60
   assert result.end_reason == 'All 60 updates were made.'
   assert not result.is_diverged
-  trace = _load_trace(tmp_path, name)
+  trace = traces.Trace.load(tmp_path / 'trace')
   assert result.trace.header == trace.header
   header = json.loads((tmp_path / 'provenance.json').read_text())
   assert header['config'] == trace.header['config']
@@ -282,7 +279,7 @@ def test_metrics_of_mixes_are_those_of_the_whole_trace(tmp_path):
   config = cases.make_config('pull')
   experiment.train_and_evaluate(config, tmp_path)
   columns = workdir.read_metrics(tmp_path)
-  summary = traces.summarize(_load_trace(tmp_path, 'pull'))
+  summary = traces.summarize(traces.Trace.load(tmp_path / 'trace'))
   assert columns['gossip/age_max'].max() == summary.age.max > 0
   # One chunk with all mixes in it.
   config.runtime.eval_every = 60
@@ -295,24 +292,15 @@ def test_lost_mass_is_said(tmp_path):
   config = cases.make_config('push_sum')
   config.failures.given = ((5.0, 3.0),)
   metrics = experiment.train_and_evaluate(config, tmp_path).metrics
-  summary = traces.summarize(_load_trace(tmp_path, 'push_sum'))
+  summary = traces.summarize(traces.Trace.load(tmp_path / 'trace'))
   assert summary.num_deaths == 1
   assert metrics['gossip/mass_lost'] == pytest.approx(summary.lost_mass)
   assert metrics['gossip/mass_lost'] > 0
 
 
-def test_exact_and_fast_agree(tmp_path):
-  params = []
-  for mode in ('fast', 'exact'):
-    config = cases.make_config('elastic')
-    config.runtime.engine = mode
-    experiment.train_and_evaluate(config, tmp_path / mode)
-    params.append(jasgd.load_params(tmp_path / mode))
-  np.testing.assert_allclose(*params, rtol=1e-5, atol=1e-6)
-
-
 def test_a_single_node_is_plain_sgd(tmp_path):
   config = cases.make_config('allreduce', num_workers=1)
+  config.runtime.engine = 'exact'
   experiment.train_and_evaluate(config, tmp_path)
   task, optimizer = config.make_task(), config.make_optimizer()
   params, stats = task.init(jax.random.key(0, impl='threefry2x32'))
@@ -335,7 +323,9 @@ def test_a_single_node_is_plain_sgd(tmp_path):
 # --- Devices.
 
 
-@pytest.mark.parametrize('name', marks.slow_but(cases.PEERS, 'elastic'))
+@pytest.mark.parametrize(
+  'name', marks.slow_but(['allreduce', 'elastic', 'push_sum'], 'elastic')
+)
 def test_devices_stopped_and_started_again_end_the_same(name, tmp_path):
   config = cases.make_device_config(name)
   calm, stopped = tmp_path / 'calm', tmp_path / 'stopped'

@@ -1,6 +1,7 @@
 """Runs on many hosts by the command line, with a process for each role."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -17,13 +18,14 @@ from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
 from tests.experiment import test_real_nodes as nodes
+from tests.launch import quick
 
-NUM_NODES = nodes.NUM_NODES
+NUM_NODES = quick.NUM_NODES
 CLUSTER = '--config.runtime.mode=cluster'
 # They must not end while the test is at work.
-LONG = f'--config.num_updates={2500 * NUM_NODES}'
+LONG = f'--config.num_updates={1000 * NUM_NODES}'
 # They end only when they are told to.
-ENDLESS = f'--config.num_updates={1_000_000 * NUM_NODES}'
+ENDLESS = '--config.num_updates=3000000'
 Kind = traces.Kind
 
 
@@ -37,8 +39,9 @@ def _start(processes, workdir, *flags, strategy='pull', **environment):
   )
 
 
-def _replay(processes, workdir):
-  return processes.start('launch.replay', f'--workdir={workdir}').wait()
+def _check_replay(workdir):
+  found = experiment.verify(workdir, stream=io.StringIO())
+  assert found.is_same, found
 
 
 def _wait_for_updates(run, program):
@@ -142,7 +145,7 @@ def _find_address(workdir, node):
 
 def _count_steps(folders):
   """The steps of each node so far, which has a folder of its own."""
-  counts = np.zeros(NUM_NODES, int)
+  counts = np.zeros(len(folders), int)
   for node, folder in enumerate(folders):
     path = folder / 'trace' / f'node-{node}'
     with contextlib.suppress(traces.TraceError):  # It is being made.
@@ -170,8 +173,10 @@ def test_a_cluster_that_shares_a_folder(processes, tmp_path):
 
   watch = start('watch')
   members = [*(start('node') for _ in range(NUM_NODES)), start('centre')]
-  live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 20, watch)
-  live.wait_until(lambda: nodes.has_saved(tmp_path), watch)
+  live.wait_until(
+    lambda: nodes.count_steps(tmp_path, NUM_NODES).min() > 20, watch
+  )
+  live.wait_until(lambda: nodes.has_saved(tmp_path, NUM_NODES), watch)
   one_more = start('node').wait(1)
   assert f'All {NUM_NODES} nodes of this run are running' in one_more
   victim = members.pop(0)
@@ -186,7 +191,7 @@ def test_a_cluster_that_shares_a_folder(processes, tmp_path):
   assert not processes.find()
   trace = traces.Trace.load(tmp_path / 'trace')
   assert np.count_nonzero(trace.records['kind'] == Kind.RESTART) == 1
-  assert 'Bit-identical' in _replay(processes, tmp_path)
+  _check_replay(tmp_path)
 
 
 def _find_child(pid):
@@ -199,14 +204,16 @@ def _find_child(pid):
 @pytest.mark.slow
 def test_a_cluster_by_addresses(processes, tmp_path):
   """Nobody shares a folder; the first one dies, others join through others."""
+  num_nodes = 3
   flags = (
     CLUSTER,
     '--role=node',
     '--listen=127.0.0.1',
     '--config.deadlines.start=4',
     ENDLESS,
+    f'--config.num_workers={num_nodes}',
   )
-  folders = [tmp_path / str(node) for node in range(NUM_NODES)]
+  folders = [tmp_path / str(node) for node in range(num_nodes)]
   token = secrets.token_hex(32)
 
   def start(node, *peers):
@@ -243,27 +250,28 @@ def test_a_cluster_by_addresses(processes, tmp_path):
   assert 'refused the token, or wants one' in wrong[1].wait(1)
   for pid in (*_find_child(first.pid), first.pid):
     os.kill(pid, signal.SIGKILL)
-  others = [start(node, 1) for node in range(2, NUM_NODES)]
+  others = [start(node, 1) for node in range(2, num_nodes)]
   watch = processes.start(
     'launch.train',
     '--config=tests/launch/quick.py:pull',
     CLUSTER,
     '--config.deadlines.start=4',
     ENDLESS,
+    f'--config.num_workers={num_nodes}',
     '--role=watch',
     f'--workdir={tmp_path / "watch"}',
     f'--peers={_find_address(folders[1], 1)}',
     JASGD_TOKEN=token,
   )
   live.wait_until(lambda: get_steps().min() > 10, others[0])
-  first = start(0, NUM_NODES - 1)
+  first = start(0, num_nodes - 1)
   everybody = (first, second, *others)
   # The run has no end of its own: the node that came back may take its time.
   live.wait_until(
-    lambda: _list_sources(folders, NUM_NODES - 1) == set(range(NUM_NODES - 1)),
+    lambda: _list_sources(folders, num_nodes - 1) == set(range(num_nodes - 1)),
     first,
   )
-  live.wait_until(lambda: f'nodes {NUM_NODES}' in watch.output, watch)
+  live.wait_until(lambda: f'nodes {num_nodes}' in watch.output, watch)
   watch.kill(signal.SIGINT)
   output = watch.wait()
   for program in everybody:
@@ -278,9 +286,9 @@ def test_a_cluster_by_addresses(processes, tmp_path):
   whole = tmp_path / 'whole'
   for folder in folders:
     shutil.copytree(folder, whole, dirs_exist_ok=True)
-  assert 'Bit-identical' in _replay(processes, whole)
+  _check_replay(whole)
   trace = traces.Trace.load(whole / 'trace')
-  for node in range(2, NUM_NODES):
+  for node in range(2, num_nodes):
     assert trace.of_replica(node)['kind'][0] == Kind.JOIN
   assert Kind.RESTART in trace.of_replica(0)['kind']
   files = [path for path in tmp_path.rglob('*') if path.is_file()]
@@ -306,94 +314,73 @@ def _start_group(processes, folders, *flags, **environment):
   ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('is_shared', [False, True])
-def test_a_cluster_of_an_all_reduce(is_shared, processes, tmp_path):
-  """One is killed, and all go on together, in one folder or in many.
+GROUP_FLAGS = (
+  CLUSTER,
+  f'--config.num_updates={400 * NUM_NODES}',
+  '--config.deadlines.end=10',
+  '--config.deadlines.silence=5',
+)
 
-  They may have more devices than one.
-  """
-  folders = [
-    tmp_path / ('whole' if is_shared else str(node))
-    for node in range(NUM_NODES)
-  ]
 
-  flags = [
-    CLUSTER,
-    f'--config.num_updates={600 * NUM_NODES}',
-    '--config.deadlines.end=10',
-    '--config.deadlines.silence=5',
-  ]
-
-  def start():
-    devices = '--xla_force_host_platform_device_count=2'
-    return _start_group(processes, folders, *flags, XLA_FLAGS=devices)
-
-  def watch():
-    return _start(
-      processes, folders[0], *flags, '--role=watch', strategy='allreduce'
-    )
-
-  programs = start()
-  watcher = watch() if is_shared else None
+def _kill_one(folders, programs):
+  """Kills node 1 of an all-reduce, which ends them all."""
   live.wait_until(lambda: _count_steps(folders).min() > 30, programs[0])
   (pid,) = _find_child(programs[1].pid)
   os.kill(pid, signal.SIGKILL)
   outputs = [program.wait(1) for program in programs]
   assert 'exit code -9' in outputs[1]
-  others = [outputs[0], *outputs[2:]]
-  for output in others:
-    assert re.search(
-      r'At step \d+ (node 1|one of (node \d, )*node 1(, node \d)* \(.*\)) was '
-      'lost, and an all-reduce cannot go on without it',
-      output,
-    ), output
-    assert 'go on from the last checkpoint' in output
-  # Whoever is the first to see it knows.
-  assert any(re.search(r'At step \d+ node 1 was', output) for output in others)
-  if watcher is not None:
-    output = watcher.wait(1)
-    assert re.search(r'Nothing was heard for 5 s from .*node 1', output), output
-  assert not processes.find()
-  programs = start()
-  if is_shared:
-    programs.append(watch())
-  for program in programs:
-    program.wait()
-  whole = tmp_path / 'whole'
-  for folder in () if is_shared else folders:
-    shutil.copytree(folder, whole, dirs_exist_ok=True)
-  trace = traces.Trace.load(whole / 'trace')
-  assert np.count_nonzero(trace.records['kind'] == Kind.RESTART) == NUM_NODES
-  if is_shared:
-    result = json.loads((whole / 'result.json').read_text())
-    assert result['clock'] == trace.steps['step'].max() * NUM_NODES
-    assert result['metrics']['gossip/consensus_error'] == 0
-  found = experiment.verify(whole)
-  assert found.is_same, found
+  assert re.search(
+    r'At step \d+ node 1 was lost, and an all-reduce cannot go on without it',
+    outputs[0],
+  ), outputs[0]
+  assert 'go on from the last checkpoint' in outputs[0]
 
 
 @pytest.mark.slow
-def test_a_cluster_of_an_all_reduce_that_is_stopped_goes_on(
-  processes, tmp_path
-):
-  """One is told to end: all do, in good order, and nobody takes it for done."""
-  flags = (
-    CLUSTER,
-    f'--config.num_updates={600 * NUM_NODES}',
-    '--config.deadlines.silence=5',
-  )
+def test_a_cluster_of_an_all_reduce(processes, tmp_path):
+  """A node is killed, and all go on together; each has a folder of its own.
+
+  They may have more devices than one.
+  """
+  folders = [tmp_path / str(node) for node in range(NUM_NODES)]
+
+  def start():
+    devices = '--xla_force_host_platform_device_count=2'
+    return _start_group(processes, folders, *GROUP_FLAGS, XLA_FLAGS=devices)
+
+  _kill_one(folders, start())
+  assert not processes.find()
+  for program in start():
+    program.wait()
+  whole = tmp_path / 'whole'
+  for folder in folders:
+    shutil.copytree(folder, whole, dirs_exist_ok=True)
+  trace = traces.Trace.load(whole / 'trace')
+  assert np.count_nonzero(trace.records['kind'] == Kind.RESTART) == NUM_NODES
+  _check_replay(whole)
+
+
+@pytest.mark.slow
+def test_a_cluster_of_an_all_reduce_that_shares_a_folder(processes, tmp_path):
+  """A node is killed; then one is stopped; then all go on to the end."""
   folders = [tmp_path] * NUM_NODES
 
   def start():
-    programs = _start_group(processes, folders, *flags)
+    programs = _start_group(processes, folders, *GROUP_FLAGS)
     watch = _start(
-      processes, tmp_path, *flags, '--role=watch', strategy='allreduce'
+      processes, tmp_path, *GROUP_FLAGS, '--role=watch', strategy='allreduce'
     )
     return programs, watch
 
   programs, watch = start()
-  live.wait_until(lambda: nodes.count_steps(tmp_path).min() > 30, watch)
+  _kill_one(folders, programs)
+  said = watch.wait(1)
+  assert re.search(r'Nothing was heard for 5 s from .*node 1', said), said
+  assert not processes.find()
+  # All end in good order, and nobody takes the run for done.
+  before = _count_steps(folders).min()
+  programs, watch = start()
+  live.wait_until(lambda: _count_steps(folders).min() > before + 10, watch)
   programs[1].kill(signal.SIGINT)
   for program in programs:
     said = program.wait()
@@ -403,13 +390,20 @@ def test_a_cluster_of_an_all_reduce_that_is_stopped_goes_on(
   assert 'was lost' not in said
   assert not (tmp_path / 'result.json').exists()
   assert not processes.find()
+  num_steps = len(traces.Trace.load(tmp_path / 'trace').steps)
   programs, watch = start()
   for program in (watch, *programs):
     program.wait()
   result = json.loads((tmp_path / 'result.json').read_text())
+  assert result['metrics']['gossip/consensus_error'] == 0
   trace = traces.Trace.load(tmp_path / 'trace')
-  assert result['clock'] == len(trace.steps)  # Nothing was made twice.
-  assert 'Bit-identical' in _replay(processes, tmp_path)
+  restarts = np.flatnonzero(trace.records['kind'] == Kind.RESTART)
+  assert len(restarts) == 2 * NUM_NODES
+  assert result['clock'] == trace.steps['step'].max() * NUM_NODES
+  # Nothing was made twice after they were stopped.
+  last = trace.records['step'][restarts].max() * NUM_NODES
+  assert len(trace.steps) - num_steps == result['clock'] - last
+  _check_replay(tmp_path)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from jasgd import traces
-from tests import marks
 
 pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
 
@@ -18,6 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def _run(*arguments, cwd=ROOT, timeout=300, **environment):
+  """Runs a program in a process of its own."""
   return subprocess.run(
     arguments,
     cwd=cwd,
@@ -30,30 +30,16 @@ def _run(*arguments, cwd=ROOT, timeout=300, **environment):
 
 @pytest.mark.parametrize(
   'module',
-  marks.slow_but(
-    [
-      'benchmark',
-      'compare',
-      'replay',
-      'report',
-      'simulate',
-      'sweep',
-      'train',
-    ],
-    'benchmark',
-    'train',
-  ),
+  ['benchmark', 'compare', 'replay', 'report', 'simulate', 'sweep', 'train'],
 )
-def test_help_helps(module):
-  done = _run(sys.executable, '-m', f'launch.{module}', '--help')
+def test_help_helps(module, commands):
+  done = commands.run(f'launch.{module}', '--help')
   assert f'python -m launch.{module} --' in done.stdout  # An example.
   assert '--workdir' in done.stdout or '--suite' in done.stdout
 
 
-def test_simulate_writes_a_trace_and_pictures(tmp_path):
-  done = _run(
-    sys.executable,
-    '-m',
+def test_simulate_writes_a_trace_and_pictures(commands, tmp_path):
+  done = commands.run(
     'launch.simulate',
     '--config=configs/simulate_jain.py',
     f'--workdir={tmp_path}/work',
@@ -73,10 +59,8 @@ def test_simulate_writes_a_trace_and_pictures(tmp_path):
     assert (tmp_path / 'work' / name).read_bytes().startswith(b'\x89PNG')
 
 
-def test_simulate_refuses_a_bad_config(tmp_path):
-  done = _run(
-    sys.executable,
-    '-m',
+def test_simulate_refuses_a_bad_config(commands, tmp_path):
+  done = commands.run(
     'launch.simulate',
     '--config=configs/simulate_jain.py',
     f'--workdir={tmp_path}',
@@ -93,10 +77,8 @@ def test_simulate_refuses_a_bad_config(tmp_path):
     assert problem in done.stdout + done.stderr
 
 
-def test_simulate_nodes_writes_traces_and_pictures(tmp_path):
-  done = _run(
-    sys.executable,
-    '-m',
+def test_simulate_nodes_writes_traces_and_pictures(commands, tmp_path):
+  done = commands.run(
     'launch.simulate',
     '--config=configs/simulate_gossip.py',
     f'--workdir={tmp_path}/work',
@@ -125,14 +107,16 @@ def test_local_sh_on_a_fresh_checkout(tmp_path):
     done = _run(
       './launch/local.sh',
       f'--workdir={tmp_path}/{attempt}',
+      *(['--config.num_epochs=1'] if attempt == 'again' else []),
       cwd=checkout,
       timeout=900,
       JASGD_VENV='.venv',
       PYTHON=sys.executable,
+      PIP_NO_COMPILE='no',  # Not to compile; pip takes the value of `compile`.
     )
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r'^test/accuracy +(\S+)$', done.stdout, re.M)
-    assert float(accuracy[1]) > 0.9
+    assert attempt == 'again' or float(accuracy[1]) > 0.9
     assert (tmp_path / attempt / 'report.html').exists()
     # The second time everything is there already.
     assert ('pip install' in done.stdout) == (attempt == 'first')

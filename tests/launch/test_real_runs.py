@@ -1,5 +1,6 @@
 """Real runs by the command line, as people run them."""
 
+import dataclasses
 import io
 import json
 import os
@@ -17,9 +18,9 @@ from jasgd import traces
 from jasgd import workdir as workdirs
 from tests import live
 from tests import marks
-from tests.experiment import test_real_nodes as nodes
+from tests.launch import quick
 
-NUM_NODES = nodes.NUM_NODES
+NUM_NODES = quick.NUM_NODES
 LONG = '--config.num_updates=1000000'
 NUMBER = r'-?\d[\d.e-]*'
 SERVER_LINE = re.compile(
@@ -43,10 +44,8 @@ def _train(processes, workdir, *flags, strategy='asynchronous'):
   )
 
 
-def _replay(processes, workdir, code=0, **environment):
-  return processes.start(
-    'launch.replay', f'--workdir={workdir}', **environment
-  ).wait(code)
+def _replay(processes, workdir, code=0):
+  return processes.start('launch.replay', f'--workdir={workdir}').wait(code)
 
 
 def _read_result(workdir):
@@ -79,13 +78,13 @@ def _damage(workdir, change):
 
 
 def _change_a_step(records, rows):
-  records['step'][rows[120]] += 5000
-  return 121
+  records['step'][rows[60]] += 5000
+  return 61
 
 
 def _swap_learners(records, rows):
   learners = records['worker'][rows]
-  (first, *_) = 100 + np.flatnonzero(learners[100:-1] != learners[101:])
+  (first, *_) = 50 + np.flatnonzero(learners[50:-1] != learners[51:])
   for name in ('worker', 'step', 'read_version'):
     records[name][rows[first : first + 2]] = records[name][
       rows[first : first + 2]
@@ -107,29 +106,27 @@ def _check_result(workdir, output, clock):
 
 
 def test_a_server_to_its_end(processes, tmp_path):
-  output = _train(processes, tmp_path, '--config.num_updates=200').wait()
+  output = _train(processes, tmp_path).wait()
   assert output.startswith('asynchronous: the server updates with every')
   assert SERVER_LINE.search(output), output
   assert not processes.find()
-  metrics, page = _check_result(tmp_path, output, 200)
-  assert 'All 200 updates were made.' in output
+  metrics, page = _check_result(tmp_path, output, 100)
+  assert 'All 100 updates were made.' in output
   assert metrics['test/accuracy'] > 0.7
   assert '<html' in page
   trace = traces.Trace.load(tmp_path / 'trace')
-  assert trace.num_updates == 200
+  assert trace.num_updates == 100
   provenance = json.loads((tmp_path / 'provenance.json').read_text())
   assert provenance == trace.header
   assert not (tmp_path / 'server.json').exists()
-  said = _replay(processes, tmp_path)
-  assert 'Bit-identical: ' in said
-  assert 'checkpoints of the server (version 200)' in said
+  assert live.Run(tmp_path).check_replay() == 100
   original = (tmp_path / 'trace').read_bytes()
   clock = _damage(tmp_path, _swap_learners)
   found = experiment.verify(tmp_path, stream=io.StringIO())
   assert (found.is_same, found.first_difference) == (False, clock)
   (tmp_path / 'trace').write_bytes(original)
   clock = _damage(tmp_path, _change_a_step)
-  said = _replay(processes, tmp_path, 1, NPROC=str(live.NUM_THREADS))
+  said = _replay(processes, tmp_path, 1)
   assert 'Different: the server; the largest difference is' in said
   assert f'first weights that differ are those of clock {clock}, ' in said
   result = live.Run(tmp_path).go_on()  # There is nothing to do.
@@ -143,7 +140,7 @@ def test_nodes_to_their_end(strategy, processes, tmp_path):
   output = _train(processes, tmp_path, strategy=strategy).wait()
   assert NODES_LINE.search(output), output
   assert not processes.find()
-  metrics, page = _check_result(tmp_path, output, 100 * NUM_NODES)
+  metrics, page = _check_result(tmp_path, output, 60 * NUM_NODES)
   assert ('gossip/age_mean' in metrics) == (strategy != 'allreduce')
   assert ('gossip/lag_mean' in metrics) == (strategy == 'pull')
   groups = {'test', 'local', 'centre'} if strategy == 'elastic' else {'test'}
@@ -171,8 +168,8 @@ def test_nodes_to_their_end(strategy, processes, tmp_path):
   assert ('the centre (version ' in said) == (strategy == 'elastic')
   if strategy == 'pull':
     _damage_nodes(tmp_path)
-    said = _replay(processes, tmp_path, 1)
-    assert re.search('Different: .*node 1.*; the largest difference is', said)
+    said = io.StringIO()
+    assert not experiment.verify(tmp_path, stream=said).is_same
 
 
 def _wait_for_clock(run, program, clock=20):
@@ -180,19 +177,44 @@ def _wait_for_clock(run, program, clock=20):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('number', 'num_updates'), [(signal.SIGINT, 500), (signal.SIGTERM, 100)]
-)
-def test_a_run_that_was_stopped_goes_on(
-  number, num_updates, processes, tmp_path
-):
+def test_a_run_that_was_stopped_goes_on(processes, tmp_path):
+  """After a server was lost, and was started again."""
   run = live.Run(tmp_path)
-  flag = f'--config.num_updates={num_updates}'
+  flag = '--config.num_updates=500'
   program = _train(processes, tmp_path, flag)
-  if number == signal.SIGINT:
-    _wait_for_clock(run, program)
-  else:  # As early as can be.
-    live.wait_until(lambda: processes.find_children('server'), program)
+  _wait_for_clock(run, program)
+  os.kill(run.get_server_pid(), signal.SIGKILL)
+  live.wait_until(lambda: run.get_server_pid(incarnation=1), program)
+  _wait_for_clock(run, program)
+  clock = _stop(processes, program, signal.SIGINT)
+  assert run.check_replay() == clock
+  output = _train(processes, tmp_path, flag).wait()
+  assert 'All 500 updates were made.' in output
+  assert not processes.find()
+  assert run.check_replay() == 500
+  restarts = run.load_trace().records['kind'] == traces.Kind.RESTART
+  assert np.count_nonzero(restarts) == 2
+  assert _read_result(tmp_path)['metrics']['server/num_restarts'] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('strategy', 'child'), [('asynchronous', 'server'), ('pull', 'node-0')]
+)
+def test_a_run_that_was_stopped_as_it_began_goes_on(
+  strategy, child, processes, tmp_path
+):
+  program = _train(processes, tmp_path, strategy=strategy)
+  live.wait_until(lambda: processes.find_children(child), program)
+  _stop(processes, program, signal.SIGTERM)
+  assert not (tmp_path / 'result.json').exists()
+  assert 'were made.' in live.Run(tmp_path).go_on().end_reason
+  found = experiment.verify(tmp_path, stream=io.StringIO())
+  assert found.is_same, found
+
+
+def _stop(processes, program, number):
+  """Ends a launcher by a signal; gives the clock that it goes on from."""
   program.kill(number)
   output = program.wait()
   found = re.search(
@@ -202,59 +224,30 @@ def test_a_run_that_was_stopped_goes_on(
   assert 'It was interrupted.' in output
   assert 'Traceback' not in output
   assert not processes.find()
-  assert not (tmp_path / 'result.json').exists()
-  if number == signal.SIGINT:
-    assert run.check_replay() == int(found[1]) >= 20
-    output = _train(processes, tmp_path, flag).wait()
-    assert 'All 500 updates were made.' in output
-  else:
-    run.go_on()
-  assert not processes.find()
-  assert run.check_replay() == num_updates
-  restarts = run.load_trace().records['kind'] == traces.Kind.RESTART
-  assert np.count_nonzero(restarts) == 1
+  return int(found[1])
 
 
-def test_no_child_outlives_its_launcher(processes, tmp_path):
+def test_a_learner_dies_as_it_starts_and_then_the_launcher(processes, tmp_path):
+  """The server would wait ten minutes for a learner that nobody calls lost.
+
+  No child outlives its launcher.
+  """
   run = live.Run(tmp_path)
-  program = _train(processes, tmp_path, LONG)
-  _wait_for_clock(run, program)
-  assert len(processes.find()) == 4
-  program.kill(signal.SIGKILL)
-  program.wait(-signal.SIGKILL)
-  live.wait_until(lambda: not processes.find())
-  assert run.check_replay() >= 20  # It has even saved.
-
-
-@pytest.mark.slow  # Without the command line it is among the faults.
-def test_a_killed_server_is_started_again(processes, tmp_path):
-  run = live.Run(tmp_path)
-  program = _train(processes, tmp_path, '--config.num_updates=500')
-  _wait_for_clock(run, program)
-  os.kill(run.get_server_pid(), signal.SIGKILL)
-  output = program.wait()
-  assert re.search(r'server was lost at clock \d+ \(exit code -9\)', output)
-  assert _read_result(tmp_path)['metrics']['server/num_restarts'] == 1
-  assert run.check_replay() == 500
-
-
-def test_nobody_waits_for_a_learner_that_dies_as_it_starts(processes, tmp_path):
-  """Its launcher tells the server, which would wait for ten minutes."""
-  program = _train(
-    processes,
-    tmp_path,
-    '--config.num_updates=100',
-    '--config.deadlines.start=600',
-  )
+  program = _train(processes, tmp_path, LONG, '--config.deadlines.start=600')
   (pid,) = live.wait_until(
     lambda: processes.find_children('learner-1'), program
   )
   os.kill(pid, signal.SIGKILL)
-  output = program.wait()
-  assert 'learner-1 was lost (exit code -9)' in output
-  trace = traces.Trace.load(tmp_path / 'trace')
-  assert trace.num_updates == 100
-  assert len(set(trace.worker.tolist())) == 1
+  _wait_for_clock(run, program)
+  live.wait_until(
+    lambda: 'learner-1 was lost (exit code -9)' in program.output, program
+  )
+  assert len(processes.find()) == 3
+  program.kill(signal.SIGKILL)
+  program.wait(-signal.SIGKILL)
+  live.wait_until(lambda: not processes.find())
+  assert run.check_replay() >= 20  # It has even saved.
+  assert len(set(run.load_trace().worker.tolist())) == 1
 
 
 @pytest.mark.slow
@@ -321,27 +314,22 @@ BAD_FLAGS = [
   (
     'pull',
     (CLUSTER, '--role=node', '--node=9'),
-    'have the numbers 0 to 2, got 9',
+    'have the numbers 0 to 1, got 9',
   ),
 ]
 
 
-@pytest.mark.parametrize(
-  ('strategy', 'flags', 'problem'),
-  marks.slow_but(
-    BAD_FLAGS, ('asynchronous', ('--role=server',), BAD_FLAGS[0][2])
-  ),
-)
-def test_usage_errors_take_a_line(
-  strategy, flags, problem, processes, tmp_path
-):
+@pytest.mark.parametrize(('strategy', 'flags', 'problem'), BAD_FLAGS)
+def test_usage_errors_take_a_line(strategy, flags, problem, commands, tmp_path):
   folder = [] if '--role=learner' in flags else [f'--workdir={tmp_path}/work']
-  output = processes.start(
+  done = commands.run(
     'launch.train',
     f'--config=tests/launch/quick.py:{strategy}',
     *folder,
     *flags,
-  ).wait(1)
+  )
+  assert done.returncode == 1
+  output = done.stdout + done.stderr
   assert problem in output
   assert output.endswith('\nSee --help.\n')
   assert output.count('\n') <= 3, output
@@ -358,34 +346,22 @@ def test_the_config_of_the_readme(processes, tmp_path):
   ).wait()
   assert re.search(r'^steps (\d+)/\1 100% .* nodes 4$', output, re.MULTILINE)
   assert (tmp_path / 'report.html').exists()
-  assert 'the replay gives the weights' in _replay(processes, tmp_path)
+  assert experiment.verify(tmp_path, stream=io.StringIO()).is_same
 
 
-@pytest.mark.slow
-def test_nodes_that_were_stopped_go_on(processes, tmp_path):
-  """By SIGTERM, as early as can be; later ones are among the real nodes."""
-  program = _train(processes, tmp_path, strategy='pull')
-  live.wait_until(lambda: processes.find_children('node-0'), program)
-  program.kill(signal.SIGTERM)
-  output = program.wait()
-  assert re.search(r'^The same command goes on from clock \d+\.$', output, re.M)
-  assert 'Traceback' not in output
-  assert not processes.find()
-  assert not (tmp_path / 'result.json').exists()
-  output = _train(processes, tmp_path, strategy='pull').wait()
-  assert NODES_LINE.search(output), output
-  assert 'Bit-identical' in _replay(processes, tmp_path)
-
-
-@pytest.mark.slow
-def test_one_launch_at_a_time(processes, tmp_path):
-  first = _train(processes, tmp_path, LONG)
-  live.wait_until((tmp_path / 'server.json').exists, first)
-  output = _train(processes, tmp_path, LONG).wait(1)
-  assert 'is in use: there is a launcher already' in output
-  assert 'Traceback' not in output
-  first.kill(signal.SIGINT)
-  first.wait()
+def test_one_launch_at_a_time(commands, tmp_path):
+  folder = workdirs.open_workdir(
+    tmp_path / 'run', dataclasses.asdict(quick.get_config())
+  )
+  with workdirs.hold_workdir(folder, 'launcher'):
+    done = commands.run(
+      'launch.train',
+      '--config=tests/launch/quick.py:asynchronous',
+      f'--workdir={folder.root}',
+    )
+  assert done.returncode == 1
+  assert 'is in use: there is a launcher already' in done.stderr
+  assert 'Traceback' not in done.stderr
 
 
 def test_stopped_while_it_loads(processes, tmp_path):

@@ -1,10 +1,5 @@
 """`launch.simulate`: what it refuses, and what it leaves behind."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
 import jasgd
@@ -13,34 +8,21 @@ from jasgd import traces
 from launch import simulate
 from tests.experiment import cases
 
-pytestmark = pytest.mark.usefixtures('compile_once')
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-
-
-def _run(config, workdir, *flags):
-  return subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'launch.simulate',
-      f'--config=configs/{config}.py',
-      f'--workdir={workdir}',
-      *flags,
-    ],
-    cwd=ROOT,
-    timeout=300,
-    capture_output=True,
-    text=True,
-    env=dict(os.environ),
+def _run(commands, workdir, *flags):
+  return commands.run(
+    'launch.simulate',
+    '--config=configs/simulate_jain.py',
+    f'--workdir={workdir}',
+    *flags,
   )
 
 
-def test_the_trace_of_real_nodes_is_not_replaced(tmp_path):
+def test_the_trace_of_real_nodes_is_not_replaced(commands, tmp_path):
   kept = tmp_path / 'trace' / 'node-0'
   kept.parent.mkdir()
   kept.write_text('kept')
-  done = _run('simulate_jain', tmp_path)
+  done = _run(commands, tmp_path)
   assert done.returncode == 1
   message = 'holds the trace of a real run of nodes: give another workdir'
   assert message in done.stdout + done.stderr
@@ -49,20 +31,19 @@ def test_the_trace_of_real_nodes_is_not_replaced(tmp_path):
   assert kept.read_text() == 'kept'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('below', ['', '/below'])
-def test_a_workdir_that_cannot_be_made(below, tmp_path):
+def test_a_workdir_that_cannot_be_made(below, commands, tmp_path):
   (tmp_path / 'file').write_text('kept')
-  done = _run('simulate_jain', f'{tmp_path}/file{below}')
+  done = _run(commands, f'{tmp_path}/file{below}')
   assert done.returncode == 1
   assert f'file{below} cannot be made' in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
   assert 'wait' not in done.stdout
 
 
-def test_a_run_whose_workers_all_die_is_refused(tmp_path):
+def test_a_run_whose_workers_all_die_is_refused(commands, tmp_path):
   done = _run(
-    'simulate_jain',
+    commands,
     tmp_path,
     '--config.num_workers=1',
     '--config.failures.given=((5.5, 0),)',

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 from configs import gossip_digits
 import jasgd
 from jasgd import traces
-from tests import marks
 from tests.tasks import cases
 
 pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
@@ -29,32 +27,25 @@ CONFIGS = sorted(
 )
 
 
-def _run(module, *arguments, **environment):
-  return subprocess.run(
-    [sys.executable, '-m', f'launch.{module}', *arguments],
-    cwd=ROOT,
-    timeout=300,
-    capture_output=True,
-    text=True,
-    env={**os.environ, **environment},
-  )
-
-
 def test_train_leaves_weights_and_a_report(tmp_path):
-  done = _run(
-    'train',
+  """In a process that imports everything itself, unlike the others here."""
+  command = [sys.executable, '-m', 'launch.train']
+  command += [
     '--config=configs/digits_async.py',
     f'--workdir={tmp_path}',
-    '--config.num_epochs=5',
+    '--config.num_epochs=2',
     '--config.task.model=mlp',
+  ]
+  done = subprocess.run(
+    command, cwd=ROOT, timeout=300, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
   assert 'asynchronous: the server updates with every gradient' in done.stdout
-  assert re.search(r'clock 225/225 100%  .*/s  took .* acc 0\.\d+', done.stderr)
+  assert re.search(r'clock 90/90 100%  .*/s  took .* acc 0\.\d+', done.stderr)
   accuracy = re.search(r'^test/accuracy +(\S+)$', done.stdout, re.M)
-  assert float(accuracy[1]) > 0.7
-  assert 'All 225 updates were made.' in done.stdout
-  assert traces.Trace.load(tmp_path / 'trace').num_updates == 225
+  assert float(accuracy[1]) > 0.5
+  assert 'All 90 updates were made.' in done.stdout
+  assert traces.Trace.load(tmp_path / 'trace').num_updates == 90
   assert set(jasgd.load_params(tmp_path)) >= {'Dense_0', 'Dense_1'}
   page = (tmp_path / 'report.html').read_text()
   assert 'optimizer.policy' in page
@@ -62,14 +53,14 @@ def test_train_leaves_weights_and_a_report(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', CONFIGS)
-def test_every_config_runs_as_smoke(name, tmp_path):
+def test_every_config_runs_as_smoke(name, commands, tmp_path):
   text = (ROOT / 'configs' / f'{name}.py').read_text()
   arguments = []
   if 'digits' not in name:
     arguments = [f'--config.task.data_dir={cases.find_data()}']
   assert f'--config=configs/{name}.py' in text  # The lab note has the command.
-  done = _run(
-    'train',
+  done = commands.run(
+    'launch.train',
     f'--config=configs/{name}.py:smoke',
     f'--workdir={tmp_path}',
     *arguments,
@@ -88,13 +79,15 @@ def test_every_config_runs_as_smoke(name, tmp_path):
     ('mnist_strategies', 'smoke'),
   ],
 )
-def test_every_config_of_nodes_runs_as_smoke(config, variant, tmp_path):
+def test_every_config_of_nodes_runs_as_smoke(
+  config, variant, commands, tmp_path
+):
   assert config in NODE_CONFIGS
   flags = []
   if 'digits' not in config:
     flags = [f'--config.task.data_dir={cases.find_data()}']
-  done = _run(
-    'train',
+  done = commands.run(
+    'launch.train',
     f'--config=configs/{config}.py:{variant}',
     f'--workdir={tmp_path}',
     *flags,
@@ -137,27 +130,22 @@ BAD_FLAGS = {
 }
 
 
-@pytest.mark.parametrize(
-  'flag',
-  marks.slow_but(BAD_FLAGS, '--config.nothing=1', '--config.optimizer.rate=-1'),
-)
-def test_bad_flags_are_named_in_a_line(flag, tmp_path):
+@pytest.mark.parametrize('flag', BAD_FLAGS)
+def test_bad_flags_are_named_in_a_line(flag, commands, tmp_path):
   config = '--config=configs/digits_async.py'
   flags = [flag] if flag.startswith('--config=') else [config, flag]
-  done = _run('train', f'--workdir={tmp_path}/work', *flags)
+  done = commands.run('launch.train', f'--workdir={tmp_path}/work', *flags)
   assert done.returncode == 1
   assert BAD_FLAGS[flag] in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
   assert not (tmp_path / 'work').exists()
 
 
-@pytest.mark.parametrize(
-  'module', marks.slow_but(['compare', 'simulate', 'sweep', 'train'], 'train')
-)
-def test_a_second_config_is_refused(module, tmp_path):
+@pytest.mark.parametrize('module', ['compare', 'simulate', 'sweep', 'train'])
+def test_a_second_config_is_refused(module, commands, tmp_path):
   """It would be loaded into the module of the first one."""
-  done = _run(
-    module,
+  done = commands.run(
+    f'launch.{module}',
     '--config=configs/digits_async.py:smoke',
     '--config',
     'configs/sizes.py',
@@ -173,10 +161,9 @@ def test_a_second_config_is_refused(module, tmp_path):
   assert not (tmp_path / 'work').exists()
 
 
-@pytest.mark.slow
-def test_missing_data_names_the_folder_and_the_way_out(tmp_path):
-  done = _run(
-    'train',
+def test_missing_data_names_the_folder_and_the_way_out(commands, tmp_path):
+  done = commands.run(
+    'launch.train',
     '--config=configs/mnist_delay.py',
     f'--workdir={tmp_path}/work',
     f'--config.task.data_dir={tmp_path}/data',
@@ -188,27 +175,26 @@ def test_missing_data_names_the_folder_and_the_way_out(tmp_path):
   assert 'Traceback' not in done.stderr
 
 
-@pytest.mark.parametrize(
-  'name',
-  marks.slow_but(SIMULATIONS, 'simulate_gossip'),
-)
-def test_simulations_run_as_smoke(name, tmp_path):
-  done = _run(
-    'simulate', f'--config=configs/{name}.py:smoke', f'--workdir={tmp_path}'
+@pytest.mark.parametrize('name', SIMULATIONS)
+def test_simulations_run_as_smoke(name, commands, tmp_path):
+  done = commands.run(
+    'launch.simulate',
+    f'--config=configs/{name}.py:smoke',
+    f'--workdir={tmp_path}',
   )
   assert done.returncode == 0, done.stderr
   assert (tmp_path / 'timeline.png').exists()
 
 
 @pytest.mark.slow
-def test_sweep_ends_with_a_table_and_a_heat_map(tmp_path):
+def test_sweep_ends_with_a_table_and_a_heat_map(commands, tmp_path):
   arguments = (
-    'sweep',
+    'launch.sweep',
     '--config=configs/digits_delay.py:smoke',
     f'--workdir={tmp_path}',
     '--grid=optimizer.rate=0.01,0.1;task.batch=16,32;strategy.delay=0,8',
   )
-  done = _run(*arguments)
+  done = commands.run(*arguments)
   assert done.returncode == 0, done.stderr
   assert '8 cells' in done.stdout
   line = r'optimizer.rate=0\.1 task.batch=32 strategy.delay=8 test/accuracy=0\.'
@@ -217,29 +203,31 @@ def test_sweep_ends_with_a_table_and_a_heat_map(tmp_path):
     rows = list(csv.DictReader(file))
   assert len(rows) == 8
   assert (tmp_path / 'heat_map.png').read_bytes().startswith(b'\x89PNG')
-  again = _run(*arguments)
+  again = commands.run(*arguments)
   assert again.returncode == 0
   assert not re.search(line, again.stdout)  # It skips what is done.
 
 
 @pytest.mark.slow
-def test_reports_of_several_runs(tmp_path):
+def test_reports_of_several_runs(commands, tmp_path):
   for name in ('a', 'b'):
     rate = {'a': 0.01, 'b': 0.02}[name]
-    done = _run(
-      'train',
+    done = commands.run(
+      'launch.train',
       '--config=configs/digits_async.py:smoke',
       f'--workdir={tmp_path}/{name}',
       f'--config.optimizer.rate={rate}',
     )
     assert done.returncode == 0, done.stderr
-  again = _run(
-    'train', '--config=configs/digits_async.py:smoke', f'--workdir={tmp_path}/a'
+  again = commands.run(
+    'launch.train',
+    '--config=configs/digits_async.py:smoke',
+    f'--workdir={tmp_path}/a',
   )
   assert again.returncode == 1
   assert 'optimizer.rate is 0.01 there and 0.03 here' in again.stderr
-  done = _run(
-    'report',
+  done = commands.run(
+    'launch.report',
     f'--workdir={tmp_path}/a,{tmp_path}/b',
     f'--output={tmp_path}/both.html',
   )

@@ -1,27 +1,11 @@
 """`python -m launch.report`, run as people run it."""
 
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
 from tests.reports import cases
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 
-
-def _report(*arguments):
-  return subprocess.run(
-    [sys.executable, '-m', 'launch.report', *map(str, arguments)],
-    cwd=ROOT,
-    timeout=300,
-    capture_output=True,
-    text=True,
-  )
-
-
-def test_several_workdirs(tmp_path):
+def test_several_workdirs(commands, tmp_path):
   runs = [
     cases.write_run(
       tmp_path / f'run{rate}', cases.make_config(rate), cases.simulate()
@@ -29,7 +13,9 @@ def test_several_workdirs(tmp_path):
     for rate in (1, 2)
   ]
   page = tmp_path / 'compare.html'
-  done = _report(f'--workdir={runs[0]},{runs[1]}', f'--output={page}')
+  done = commands.run(
+    'launch.report', f'--workdir={runs[0]},{runs[1]}', f'--output={page}'
+  )
   assert done.returncode == 0, done.stderr
   assert not done.stderr
   assert f'Wrote {page}' in done.stdout
@@ -45,14 +31,14 @@ def test_several_workdirs(tmp_path):
     (('--workdir=a,b',), '--output is needed for 2 workdirs'),
   ],
 )
-def test_bad_flags_are_named_in_a_line(arguments, problem):
-  done = _report(*arguments)
+def test_bad_flags_are_named_in_a_line(arguments, problem, commands):
+  done = commands.run('launch.report', *arguments)
   assert done.returncode == 1
   assert problem in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
 
 
-def test_help_helps():
-  done = _report('--help')
+def test_help_helps(commands):
+  done = commands.run('launch.report', '--help')
   assert '--workdir=/tmp/a,/tmp/b,/tmp/c --output=compare.html' in done.stdout
   assert '--output' in done.stdout

@@ -9,6 +9,7 @@ from jasgd import gossip
 from jasgd import reports
 from jasgd import simulation
 from jasgd import traces
+from tests.experiment import own_strategies
 from tests.reports import cases
 
 pytestmark = pytest.mark.usefixtures('blank_pictures')
@@ -155,23 +156,10 @@ def test_results_of_elastic_averaging_have_centre_and_nodes(tmp_path):
   assert 'with 160 steps' in page.paragraphs[0]
 
 
-class _NeighbourNode(gossip.PeerNode):
-  def exchange(self, step):
-    return [gossip.Ask((self.node + 1) % self.num_nodes)]
-
-  def on_replies(self, replies):
-    return [gossip.Mix(0.9, ((replies[0], 0.1),))]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Neighbour(gossip.PeerStrategy):
-  node_class = _NeighbourNode
-
-
 def test_an_own_strategy_of_real_nodes(tmp_path):
-  trace = _record(_simulate(_Neighbour(period=2)), compiles=False)
+  trace = _record(_simulate(own_strategies.Neighbour(period=2)), compiles=False)
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
-  assert '_neighbour(2): an exchange every 2 steps' in page.paragraphs[0]
+  assert 'eighbour(2): an exchange every 2 steps' in page.paragraphs[0]
   assert page.column('Results')['mixes'] == '80'
   assert (tmp_path / 'report' / 'members.png').exists()
 

@@ -25,7 +25,7 @@ _TIMES: dict[str, Callable[..., simulation.ComputeTime]] = {
 
 @dataclasses.dataclass(kw_only=True)
 class TaskConfig:
-  """What is learned: model, loss and data."""
+  """Task of a run: model, loss and data."""
 
   # One of cifar10, digits, logistic, mnist, quadratic; or 'module:name' of your
   # own function that returns a `jasgd.tasks.Task`. It is called with `batch`
@@ -45,8 +45,8 @@ class TaskConfig:
   alpha: float = 0.5
   # Augmentation of images: none or flip_crop.
   augment: str = 'none'
-  # Share of the training set that is evaluated on, instead of the test set, and
-  # not trained on: to choose settings by.
+  # Share of the training set that is held out and evaluated instead of the test
+  # set: for the choice of settings.
   validation: float = 0.0
 
   def list_problems(self) -> list[str]:
@@ -198,7 +198,7 @@ class NetworkConfig:
 class FailureConfig:
   """Workers that die and come back, in virtual time. By default none."""
 
-  # (time, worker, until) of each failure; without `until` it is for good.
+  # (time, worker, until) of each failure; without `until` it is permanent.
   given: tuple[tuple[float, ...], ...] = ()
   # Mean time between random failures of a worker, and mean time until it is
   # back; 0: there are none.

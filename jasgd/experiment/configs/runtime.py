@@ -163,7 +163,7 @@ class DeadlineConfig:
   step: float = 0.0
   # The same while a worker may be compiling.
   first_step: float = 300.0
-  # For learners to come back after a restart of the server.
+  # Seconds for learners to come back after a restart of the server.
   rejoin: float = 60.0
   # For the last messages of learners. In a cluster, nodes stay for this time so
   # that a watch can evaluate them: it must be longer than an evaluation.

@@ -1,4 +1,4 @@
-"""The config of a training run, and the parts of a run that it stands for."""
+"""The config of a training run, and the parts of a run that it defines."""
 
 from collections.abc import Callable
 import dataclasses

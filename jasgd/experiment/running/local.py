@@ -52,7 +52,7 @@ def run_local(
     ValueError: if the config makes no sense, or the folder is of another run.
   """
   config.validate()
-  # Before the folder is made: another flag may mend the errors of these.
+  # Before the folder is made: after an error the user may give other flags.
   recipe = recipes.from_config(config, workdirs.Workdir(workdir))
   folder = workdirs.open_workdir(workdir, recipe.settings)
   return supervise(

@@ -51,7 +51,7 @@ class ReplayMeter:
     self._mixes = None
     if trace is not None:
       self._mixes = MixMeter(trace)
-      # From the number of steps to the time; mixes after the last step count.
+      # Times by the number of steps; mixes after the last step count too.
       times = np.maximum.accumulate(replay.plan.time[1:])
       self._times = np.array([0.0, *times[:-1], np.inf])
 
@@ -129,7 +129,7 @@ class MixMeter:
 
 
 class NodeMeter:
-  """Measures real nodes now and then: what is new since the last time.
+  """Measures real nodes from time to time: changes since the last call.
 
   Args:
     folder: Folder of the run; traces that lie elsewhere are not read.
@@ -138,14 +138,14 @@ class NodeMeter:
   def __init__(self, folder: workdirs.Workdir) -> None:
     self._folder = folder
     self._tail = traces.TraceTail(folder.trace)
-    # Records that later ones are measured by: see `_keep`.
+    # Records that are needed to measure later ones: see `_keep`.
     self._kept = np.zeros(0, traces.RECORD)
     self._mixes: dict[str, float] = {'time': 0.0}
 
   def measure(
     self, statuses: Mapping[int, dict[str, Any]], lost: Collection[int]
   ) -> dict[str, float]:
-    """Time, loss, the mixes since the last time, and refused messages.
+    """Time, loss, the mixes since the last call, and refused messages.
 
     Args:
       statuses: The last status of each node by number, and of the centre.
@@ -182,11 +182,11 @@ class NodeMeter:
     records = np.concatenate([self._kept, new])
     now = float(new['end_time'].max(initial=self._mixes['time']))
     meter = MixMeter(traces.Trace(records))
-    # Without a new mix, the last metrics still hold.
+    # Without a new mix, the last metrics stay.
     self._mixes |= {'time': now, **meter.measure(-math.inf, now)}
     self._kept = _keep(records)
     metrics = dict(self._mixes)
-    if 'gossip/mass_lost' in metrics:  # A killed node writes no record of it.
+    if 'gossip/mass_lost' in metrics:  # A killed node does not record its mass.
       metrics['gossip/mass_lost'] += sum(
         status['mass'] for node, status in nodes.items() if node in lost
       )
@@ -194,7 +194,7 @@ class NodeMeter:
 
 
 def _keep(records: np.ndarray) -> np.ndarray:
-  """The records that later ones are measured by: none is a mix of a node."""
+  """The records that are needed to measure later ones; mixes are not."""
   kind = records['kind']
   is_progress = np.isin(kind, (_Kind.STEP, _Kind.MOVE, _Kind.RESTART))
   progress = records[is_progress][::-1]

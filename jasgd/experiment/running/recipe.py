@@ -31,7 +31,7 @@ _WIRES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Recipe:
-  """All that the processes of a run must agree on.
+  """Settings on which all processes of a run agree.
 
   Attributes:
     task: The task.
@@ -192,7 +192,7 @@ class Recipe:
     """The settings of nodes and of a centre.
 
     Args:
-      header: Result of `find_header`; None: for an observer, who writes none.
+      header: Result of `find_header`; None for an observer, without a trace.
 
     Returns:
       The settings.

@@ -132,7 +132,7 @@ class Supervisor:
             flush=True,
           )
         self._wait_for_begin()
-        # The rate is that from now on: a resumed run has updates already.
+        # The rate counts from here: a resumed run has earlier updates.
         with workdirs.Progress(
           self._num_updates,
           start=min(view.clock, self._num_updates),
@@ -164,7 +164,8 @@ class Supervisor:
     while not view.is_over(self.lost):
       if self.is_interrupted and view.interrupt():
         return
-      # An interrupted server needs a moment to end: do not look on for naught.
+      # An interrupted server needs a moment to end. The event is set, so that
+      # waiting for it would not wait.
       if self.is_interrupted:
         time.sleep(_INTERVAL)
       elif self._stop_signal.wait(_INTERVAL):
@@ -175,13 +176,13 @@ class Supervisor:
       self._show(line)
 
   def _look(self) -> None:
-    """Takes in the state of every member."""
+    """Updates the state of every member, and reacts to losses."""
     view = self._view
     view.look_around()
     if not view.statuses and not self._is_owner:
-      self._silent_since.clear()  # Other launchers may take their time.
-    # Server or centre last: a run may end between two questions, and it must
-    # not look as if all workers were gone before the end.
+      self._silent_since.clear()  # Other launchers may start much later.
+    # Server or centre last: if the run ends between two questions, the workers
+    # must not seem to have ended before the run.
     for member, process in sorted(
       self._processes.items(), key=lambda item: item[0] == self._owner
     ):
@@ -207,7 +208,7 @@ class Supervisor:
       self._check_workers()
 
   def _note_answer(self, member: int) -> None:
-    """Takes note of a member that answers."""
+    """Updates the counters of silence and restarts after an answer."""
     self._silent_since.pop(member, None)
     if member == self._owner and self._view.clock > self._restart_clock:
       self._num_restarts = 0
@@ -231,7 +232,7 @@ class Supervisor:
   def _check_silence(
     self, member: int, process: Process, asked_at: float
   ) -> None:
-    """Gives up a member that has not answered for too long.
+    """Handles a member that has not answered for too long.
 
     The time counts from the first question without an answer: while weights are
     evaluated, no question is asked.
@@ -282,7 +283,7 @@ class Supervisor:
     """Starts a server or centre again that is dead, or silent.
 
     Raises:
-      RunError: if that is no use.
+      RunError: if it would fail again.
     """
     self._num_restarts += 1
     self._restart_clock = self._view.clock
@@ -294,7 +295,7 @@ class Supervisor:
         f'{process.read_log() or "nothing."}\n{_HOW_TO_GO_ON}'
       )
     _log.warning('%s: it is started again.', reason)
-    # Before the new one: two must not write to one file.
+    # Before the new process starts: two must not write to one file.
     process.end(0.0)
     self._view.forget(member)
     self._silent_since.pop(member, None)

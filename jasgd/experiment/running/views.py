@@ -29,11 +29,11 @@ OnMetrics = Callable[[int, dict[str, Any]], None]
 
 
 class Observer:
-  """A connection to a server, node or centre, made anew after it was lost.
+  """A connection to a server, node or centre, reopened after a loss.
 
   Args:
     layout: Layout of the weights in messages.
-    connect: From the size of a payload to a connection.
+    connect: Function from the size of a payload to a connection.
     deadline: Seconds within which an answer comes.
   """
 
@@ -103,7 +103,7 @@ class Observer:
     self.ask(runtime.Message(runtime.Verb.STOP, text=reason))
 
   def leave(self) -> None:
-    """Takes leave, so that a server need not wait for this observer."""
+    """Leaves, so that a server need not wait for this observer."""
     if self._connection is not None:
       try:
         self.ask(runtime.Message(runtime.Verb.LEAVE))
@@ -124,7 +124,8 @@ class ServerView:
   Args:
     recipe: Recipe of the run.
     folder: Folder of the run, for the metrics.
-    connect: From the size of a payload to a connection with the server.
+    connect: Function from the size of a payload to a connection with the
+      server.
     on_metrics: Called with the clock and the metrics of each row.
   """
 
@@ -145,13 +146,13 @@ class ServerView:
     self.statuses: dict[int, dict[str, Any]] = {}
     self._test: dict[str, float] = {}
     self._writer: workdirs.MetricsWriter | None = None
-    self._incarnation = -1  # Of the server whose metrics are written.
+    self._incarnation = -1  # Incarnation of the server in the metrics file.
     self._written_at = -1  # Clock of the last row in the file.
     # Evaluations by clock, whose rows are not written yet.
     self._evaluated: dict[int, dict[str, float]] = {}
-    self._told: set[int] = set()  # Dead learners that the server knows of.
+    self._reported: set[int] = set()  # Dead learners that the server knows of.
     self._num_alive = 0
-    self._has_asked = False  # For an end of the run.
+    self._has_asked = False  # Whether the server was asked to end the run.
 
   @property
   def status(self) -> dict[str, Any]:
@@ -188,7 +189,7 @@ class ServerView:
     return member == recipes.SERVER
 
   def look_around(self) -> None:
-    """Nothing to find: the server knows all."""
+    """Does nothing: the server knows all its learners."""
 
   def ask(self, member: int) -> dict[str, Any] | None:
     """The status of the server; None if it starts, or has died."""
@@ -199,28 +200,28 @@ class ServerView:
     self.statuses[member] = status
     if status['incarnation'] != self._incarnation:
       self._open_metrics(status['incarnation'], status['start_clock'])
-    if not status['end_reason']:  # Then learners leave, as they should.
+    if not status['end_reason']:  # After the end, learners leave.
       self._num_alive = status['num_alive']
     elif not self._num_alive:  # The run was over before the first look.
       self._num_alive = len(status['learners'])
     return status
 
   def forget(self, member: int) -> None:
-    """Connects again, and tells the new server of all dead learners."""
-    del member  # Its last status still tells the clock.
+    """Connects again later; the new server is told of all dead learners."""
+    del member  # Its last status is kept: it has the clock.
     self._observer.close()
-    self._told.clear()
+    self._reported.clear()
 
   def report_deaths(self, dead: dict[int, int | None]) -> None:
     """Tells the server which learners are dead: it may wait for them."""
     for learner, pid in dead.items():
-      if learner in self._told or pid is None or self.is_over(()):
+      if learner in self._reported or pid is None or self.is_over(()):
         continue
       try:
         self._observer.report_death(pid=pid)
       except runtime.WireError:
         return  # The server has died: the next one will be told.
-      self._told.add(learner)
+      self._reported.add(learner)
 
   def count_workers(self, lost: Collection[int]) -> int:
     """Number of learners that the server has, from wherever they came."""
@@ -236,14 +237,14 @@ class ServerView:
     del lost
     last_clock = sys.maxsize
     try:
-      if not (is_last and self._has_asked):  # An interrupted run ends soon.
+      if not (is_last and self._has_asked):  # Do not delay an interrupt.
         clock = self._evaluate_kept()
-        # Later rows wait for the evaluation that may belong to them: a row is
-        # written once, whole, and in the order of clocks.
+        # Later rows wait for an evaluation at their clock: a row is written
+        # once, with all its metrics, and in the order of clocks.
         last_clock = sys.maxsize if is_last else clock
       self._write_rows(last_clock)
     except runtime.WireError:
-      return  # The server has died; there will be other weights.
+      return  # The server has died; its successor keeps weights again.
 
   def _evaluate_kept(self) -> int:
     """Evaluates the weights that the server has kept; gives their clock."""
@@ -271,8 +272,8 @@ class ServerView:
   def _open_metrics(self, incarnation: int, start_clock: int) -> None:
     """Opens the metrics where an incarnation of the server goes on.
 
-    Rows after its first clock are of updates that were lost with the server
-    before it, and will be made anew.
+    Rows after its first clock belong to updates that were lost with the
+    previous server, and that are made again.
 
     Args:
       incarnation: The incarnation.
@@ -297,7 +298,7 @@ class ServerView:
       self._writer.close()
 
   def interrupt(self) -> bool:
-    """Asks the server to end the run, and looks on until it has."""
+    """Asks the server to end the run; False: watch until it has ended."""
     if not self._has_asked:
       try:
         self._observer.stop('It was interrupted.')
@@ -307,7 +308,7 @@ class ServerView:
     return False
 
   def finish(self, lost: Collection[int], *, is_owner: bool) -> None:
-    """Takes leave of the server: it ends when it is told."""
+    """Leaves the server, which waits for its observer before it ends."""
     del lost, is_owner
     self._observer.leave()
 
@@ -365,8 +366,8 @@ class NodesView:
     self.mean: Any = None
     self.unwritten_at: int | None = None
     self._evaluated_at = -1
-    # (member, dead node) that the member was told of.
-    self._told: set[tuple[int, int]] = set()
+    # Pairs (member, dead node) of which the member was informed.
+    self._reported: set[tuple[int, int]] = set()
 
   @property
   def clock(self) -> int:
@@ -396,7 +397,7 @@ class NodesView:
     return True
 
   def look_around(self) -> None:
-    """Asks members of which only the address is known for their numbers."""
+    """Asks for the numbers of members of which only the address is known."""
     self._registry.contact_addresses()
 
   def ask(self, member: int) -> dict[str, Any] | None:
@@ -421,13 +422,13 @@ class NodesView:
       if member in dead or status['has_begun']:
         continue
       for node in dead:
-        if node < 0 or (member, node) in self._told:
+        if node < 0 or (member, node) in self._reported:
           continue
         try:
           self._observers[member].report_death(node=node)
         except (runtime.WireError, runtime.RefusedError):
           continue
-        self._told.add((member, node))
+        self._reported.add((member, node))
 
   def count_workers(self, lost: Collection[int]) -> int:
     """Number of nodes that have answered and are not lost."""
@@ -445,7 +446,7 @@ class NodesView:
     have ended.
     """
     measured = {}
-    if self.clock:  # Before the evaluation, which takes its time.
+    if self.clock:  # Before the evaluation, during which nodes go on.
       measured = self._meter.measure(self.statuses, lost)
     found = self._evaluate_mean(
       [member for member in self._observers if member not in lost]
@@ -453,7 +454,7 @@ class NodesView:
     if found is None:
       return
     steps, mean, metrics = found
-    # The steps that are in the weights; those of lost nodes count as well.
+    # Steps of the weights that were pulled, and of lost nodes.
     clock = sum(
       steps.get(node, status['step']) for node, status in self._list_nodes()
     )
@@ -476,7 +477,7 @@ class NodesView:
     return {'epoch': epoch, **rate}
 
   def interrupt(self) -> bool:
-    """Looks no longer: nodes are asked to end after the last evaluation."""
+    """True: `finish` asks the nodes to end, after the last evaluation."""
     return True
 
   def finish(self, lost: Collection[int], *, is_owner: bool) -> None:

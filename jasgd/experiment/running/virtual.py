@@ -28,7 +28,7 @@ class Run(NamedTuple):
   Attributes:
     replay: An `engine.Replay`, or an object with the same attributes `clock`,
       `is_done`, `is_diverged`, `carry`, `weights`, `advance` and `restore`.
-    measure: From the history of a chunk that was just made to its metrics.
+    measure: Function from the history of the newest chunk to its metrics.
     num_updates: The clock at which the run ends.
     unit: Unit of the clock in the progress line.
   """
@@ -123,8 +123,8 @@ def run_in_folder(
   Args:
     config: The config.
     workdir: The folder; it is made if it does not exist.
-    make: From the folder and the first weights, if they are not those of the
-      seed, to the run at clock 0.
+    make: Function from the folder and the first weights (None: drawn from the
+      seed) to the run at clock 0.
     on_metrics: As in `train_and_evaluate`.
     stream: As in `train_and_evaluate`.
 
@@ -132,7 +132,7 @@ def run_in_folder(
     The result.
   """
   config.validate()
-  # Before the folder is made: another flag may mend these errors.
+  # Before the folder is made: after an error the user may give other flags.
   config.make_task()
   has_begun = bool(workdirs.list_checkpoints(workdir))
   init = None if has_begun else load_init(config)
@@ -140,7 +140,7 @@ def run_in_folder(
   if found := results.read_result(folder):
     return found
   run = make(folder, init)
-  if init is not None:  # From now on that other run may change, or be deleted.
+  if init is not None:  # The other run may be changed or deleted later.
     _save(run, folder, 0)
   metrics_position = _restore(run, folder)
   stopped = threading.Event()
