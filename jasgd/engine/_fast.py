@@ -269,9 +269,13 @@ def _compile_server_loop(
         lambda state: server.accumulate(state, *push),
         state,
       )
-    published = (state.params, state.stats)
-    weights = _slots.write_row(carry.weights, row.write, published)
-    return carry._replace(weights=weights, states=state), outputs
+    return carry._replace(states=state), outputs
+
+  def publish(carry: FastCarry, slot: Any) -> FastCarry:
+    """Copies the server's weights into a slot."""
+    published = (carry.states.params, carry.states.stats)
+    weights = _slots.write_row(carry.weights, slot, published)
+    return carry._replace(weights=weights)
 
   def push_or_fetch(
     carry: FastCarry, row: _plan.Steps, inputs: _Inputs
@@ -307,8 +311,12 @@ def _compile_server_loop(
   ) -> tuple[FastCarry, _Outputs]:
     steps, _, _, num_steps = part
 
+    # A step's weights are published when the next step begins. If a step first
+    # read a slot and then wrote one, XLA could fuse the read with a computation
+    # that comes after the write, and would copy all slots in each step.
     def body(index: Any, held: Any) -> Any:
-      carry, outputs = held
+      carry, slot, outputs = held
+      carry = publish(carry, slot)
       row = _slots.read_row(steps, index)
       if has_locals:
         carry, output = push_or_fetch(carry, row, inputs)
@@ -319,11 +327,17 @@ def _compile_server_loop(
         snapshot = _slots.read_row(carry.weights, row.source)
         result = compute(snapshot, row, (data, *others))
         carry, output = consume(carry, row, result, snapshot[0])
-      return carry, _slots.write_row(outputs, index, output)
+      return carry, row.write, _slots.write_row(outputs, index, output)
 
     zeros = jnp.zeros(steps.step.shape)
     outputs = {'loss': zeros, 'gap': zeros, 'factor': zeros}
-    return lax.fori_loop(0, num_steps, body, (carry, outputs))
+    num_slots = len(jax.tree.leaves(carry.weights)[0])
+    # Nothing reads the last slot.
+    slot = jnp.asarray(num_slots - 1, steps.write.dtype)
+    carry, slot, outputs = lax.fori_loop(
+      0, num_steps, body, (carry, slot, outputs)
+    )
+    return publish(carry, slot), outputs
 
   return jax.jit(loop, donate_argnums=0)
 
