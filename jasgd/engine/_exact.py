@@ -93,6 +93,24 @@ class ExactServer:
       locals=locals_,
     )
 
+  @property
+  def weights(self) -> tuple[Any, Any]:
+    """The server's (params, stats)."""
+    return self.carry.states.params, self.carry.states.stats
+
+  @property
+  def locals(self) -> dict[int, tuple[Any, Any]]:
+    """The (params, stats) of learners that step on their own."""
+    return {
+      learner: (local.params, local.stats)
+      for learner, local in enumerate(self.carry.locals)
+    }
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """The server's state: a learner's own steps have none."""
+    return {_plan.SERVER: self.carry.states}
+
   def restore(self, carry: ExactCarry) -> None:
     """Goes on from a carry that was saved."""
     self.carry = carry
@@ -128,9 +146,7 @@ class ExactServer:
 
   def get_digest(self) -> int:
     """A digest of the weights, as a server writes it into its trace."""
-    state = self.carry.states
-    buffer = _pack(self._layout, (state.params, state.stats))
-    return self._layout.digest(buffer)
+    return self._layout.digest(_pack(self._layout, self.weights))
 
   # --- A learner's work.
 

@@ -147,6 +147,25 @@ class FastEngine:
     """Goes on from a carry that was saved."""
     self.carry = jax.tree.map(jnp.array, carry)  # A copy, for it is donated.
 
+  @property
+  def weights(self) -> tuple[Any, Any]:
+    """The server's (params, stats)."""
+    return self.carry.states.params, self.carry.states.stats
+
+  @property
+  def locals(self) -> dict[int, tuple[Any, Any]]:
+    """The (params, stats) of learners that step on their own."""
+    rows = self.carry.locals
+    return {
+      learner: _slots.read_row((rows.params, rows.stats), learner)
+      for learner in range(self._plan.num_locals)
+    }
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """The server's state: a learner's own steps have none."""
+    return {_plan.SERVER: self.carry.states}
+
   def read_weights(self, slots: np.ndarray) -> tuple[Any, Any]:
     """The (params, stats) of nodes in some slots, with a leading axis."""
     return _slots.read_row(self.carry.weights, slots)

@@ -125,6 +125,20 @@ class ExactLocalOptimizers:
         stats = state.stats
     return jax.tree.unflatten(self._treedef, leaves), stats
 
+  @property
+  def locals(self) -> dict[int, _Weights]:
+    """The (params, stats) of the learners' own replicas."""
+    return {
+      learner: (node.params, node.stats)
+      for learner, node in enumerate(self.carry.learners)
+    }
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """The states of the server's fragments and of learners' optimizers."""
+    states = [node.opt_state for node in self.carry.learners]
+    return {**self.carry.states, **dict(enumerate(states))}
+
   def advance(self, start: int, stop: int) -> dict[str, np.ndarray]:
     """Makes the updates `start` to `stop`; see `ExactServer.advance`."""
     first, last = self._plan.step_ends[[start, stop]].tolist()

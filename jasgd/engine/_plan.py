@@ -183,6 +183,36 @@ class Plan:
       getattr(located, name)[rows] = getattr(self.moves, name)[:end]
     return located
 
+  def find_versions(self, clock: int) -> dict[int, int]:
+    """How often the weights of each replica have changed, at a clock.
+
+    Args:
+      clock: The clock.
+
+    Returns:
+      From replicas to versions: those of `replicas`, of all fragments, and of
+      learners that step on their own. A learner's weights change with each of
+      its steps and with each fetch.
+    """
+    if not self.has_server:
+      versions = self.locate(clock).version.tolist()
+      return dict(zip(self.replicas, versions, strict=True))
+    end = self.step_ends[clock]
+    steps = Steps(*(column[:end] for column in self.steps))
+    made = steps.replica[steps.kind == STEP]
+    found = {
+      replica: int(np.count_nonzero(made == replica))
+      for replica in self.fragments or (SERVER,)
+    }
+    changes = np.bincount(
+      steps.worker,
+      steps.num_steps + (steps.kind == FETCH),
+      minlength=self.num_locals,
+    )
+    return found | dict(
+      enumerate(changes[: self.num_locals].astype(int).tolist())
+    )
+
   def find_shares(self, clock: int) -> np.ndarray | None:
     """The shares of nodes in their mean, at a clock: those of their masses.
 

@@ -23,7 +23,6 @@ from jasgd.engine import _server_functions
 from jasgd.engine import _slots
 
 MODES = ('exact', 'fast')
-_STEP = _plan.STEP
 SERVER = _plan.SERVER
 
 # Updates between looks at the loss, if there are no evaluations.
@@ -44,9 +43,10 @@ class Replayed:
       mean of the nodes' weights, of push-sum by their masses.
     stats: Likewise, the statistics that are not trained.
     replicas: From the number of a replica to its (params, stats): -1 is the
-      server or the elastic centre, and node i is i.
+      server or the elastic centre; i is node i, or learner i if learners step
+      on replicas of their own (at its last push or fetch).
     opt_states: Likewise, the states of optimizers; for -1 the whole state of a
-      server. A centre has none.
+      server. Replicas without an optimizer, such as a centre, are left out.
     versions: Likewise, how often the weights have changed.
     num_updates: Updates of the server, or steps of all nodes.
     is_diverged: Whether a loss or a weight was not finite.
@@ -408,7 +408,8 @@ class Replay:
     Raises:
       ValueError: if there is no server, or the mode is not 'exact'.
     """
-    if not isinstance(self._engine, _exact.ExactServer):
+    has_digest = self.plan.has_server and self.plan.fragments is None
+    if not (has_digest and self._is_exact):
       raise ValueError("Only a server's replay in mode='exact' has a digest.")
     return self._engine.get_digest()
 
@@ -417,18 +418,15 @@ class Replay:
   @property
   def weights(self) -> _Weights:
     """(params, stats) of the server; or the mean of nodes, by their masses."""
-    if self.plan.fragments is not None:
-      return self._engine.weights
     if self.plan.has_server:
-      state = self._engine.carry.states
-      return state.params, state.stats
+      return self._engine.weights
     return average_nodes(self._read_nodes(), self.plan.find_shares(self.clock))
 
   @property
   def replicas(self) -> dict[int, _Weights]:
-    """(params, stats) of each replica; `SERVER` is the server or the centre."""
+    """(params, stats) of each replica, as in `Replayed`."""
     if self.plan.has_server:
-      return {SERVER: self.weights}
+      return {SERVER: self.weights, **self._engine.locals}
     located = self.plan.locate(self.clock)
     rows = self._read(located.slot)
     return _split(self.plan.replicas, rows)
@@ -436,10 +434,8 @@ class Replay:
   @property
   def opt_states(self) -> dict[int, Any]:
     """The state of each optimizer; for `SERVER` the server's whole state."""
-    if self.plan.fragments is not None:
-      return dict(self._engine.carry.states)
     if self.plan.has_server:
-      return {SERVER: self._engine.carry.states}
+      return self._engine.opt_states
     nodes = self.plan.nodes
     located = self.plan.locate(self.clock)
     rows = self._engine.read_states(located.state[: len(nodes)])
@@ -448,20 +444,13 @@ class Replay:
   @property
   def versions(self) -> dict[int, int]:
     """How often the weights of each replica have changed."""
-    if self.plan.fragments is not None:
-      end = self.plan.step_ends[self.clock]
-      made = self.plan.steps.replica[:end][self.plan.steps.kind[:end] == _STEP]
-      return {each: int(np.sum(made == each)) for each in self.plan.fragments}
-    versions = self.plan.locate(self.clock).version.tolist()
-    return dict(zip(self.plan.replicas, versions, strict=True))
+    return self.plan.find_versions(self.clock)
 
   def _list_params(self) -> Any:
     """The params of a server, or those in all slots of nodes."""
-    carry = self._engine.carry
-    if self.plan.fragments is not None:
-      return [state.params for state in carry.states.values()]
     if self.plan.has_server:
-      return carry.states.params
+      return self._engine.weights[0]
+    carry = self._engine.carry
     if self._is_exact:
       return [params for params, _ in carry.weights]
     return carry.weights[0]

@@ -128,7 +128,10 @@ def test_local_optimizers_and_fragments(task, policy):
     jax.tree.leaves(result.params), jax.tree.leaves(expected), strict=True
   ):
     np.testing.assert_allclose(leaf, other, rtol=2e-5, atol=2e-6)
-  assert result.versions == {-1: 4, -2: 3}
+  # A learner's replica changes with each of its steps and fetches.
+  assert result.versions == {-1: 4, -2: 3, 0: 7 + 4, 1: 6 + 5}
+  assert sorted(result.replicas) == [-1, 0, 1]
+  assert optax.tree.get(result.opt_states[1], 'count') == 2  # It has rejoined.
   assert result.history['staleness'].tolist() == [0, 1, 0, 1, 1, 0, 0]
 
 

@@ -96,16 +96,45 @@ def test_exact_and_fast_agree(name):
   _check_close(fast, exact)
   assert fast.num_updates == NUM_UPDATES
   assert float(jnp.abs(fast.params).max()) > 1e-3  # They began at 0.
-  replicas = [engine.SERVER] if is_server else [0, 1, 2, 3]
-  if 'elastic' in name:
-    replicas.append(engine.SERVER)
-  assert list(fast.replicas) == list(fast.versions) == replicas
-  assert list(fast.opt_states) == [
-    each for each in replicas if is_server or each >= 0
-  ]
+  has_locals = np.any(trace.records['kind'] == traces.Kind.FETCH)
+  workers = (
+    list(range(trace.num_workers)) if has_locals or not is_server else []
+  )
+  owner = [engine.SERVER] if is_server or 'elastic' in name else []
+  assert sorted(fast.replicas) == sorted(fast.versions) == owner + workers
+  assert list(fast.opt_states) == (owner if is_server else workers)
   columns = {'clock', 'epoch', 'time', 'loss'}
   columns |= {'staleness', 'factor', 'gap'} if is_server else {'worker'}
   assert set(fast.history) == columns
+
+
+@every_mode
+def test_a_downpour_learner_has_a_replica(mode):
+  """Two steps, a push, a fetch, one more step, and a push."""
+  push, fetch, join = traces.Kind.PUSH, traces.Kind.FETCH, traces.Kind.JOIN
+  trace = traces.Trace(
+    traces.make_records(
+      kind=[join, fetch, push, fetch, push],
+      worker=0,
+      step=[0, 0, 2, 2, 3],
+      read_version=[0, 0, 0, 1, 1],
+      clock=[0, 0, 0, 1, 1],
+    ),
+    {'num_workers': 1},
+  )
+  task = _make_task('quadratic')
+  result = jasgd.replay(task, SGD, trace, local_rate=0.3, seed=3, mode=mode)
+  gradient = engine.make_gradient(task)
+  params, stats = task.init(jax.random.key(3, impl='threefry2x32'))
+  own, gathered = params, 0
+  for step in (0, 1):
+    found = gradient(own, stats, task.data, 3, 0, step).gradient
+    own, gathered = own - 0.3 * found, gathered + found
+  params = params - 0.1 * gathered
+  own = params - 0.3 * gradient(params, stats, task.data, 3, 0, 2).gradient
+  trees.assert_close(result.replicas[0][0], own, rtol=1e-5, atol=1e-6)
+  assert not np.allclose(result.params, own, atol=1e-3)
+  assert result.versions == {engine.SERVER: 2, 0: 5}  # 3 steps, 2 fetches.
 
 
 @pytest.mark.parametrize('name', SOME_RUNS)
