@@ -50,7 +50,8 @@ def _make_force(centre, value):
     worker=1,
     version=3,
     step=2,
-    share=0.2,
+    share=1.0,
+    elastic_rate=0.2,
     payload=payload,
   )
 

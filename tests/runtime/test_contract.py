@@ -51,14 +51,14 @@ class Client(wires.Channel):
 
   def join(self):
     said = {'fingerprint': self._server.fingerprint}
-    return self.ask(wires.Verb.HELLO, step=-1, text=json.dumps(said))
+    return self.ask(wires.Verb.HELLO, text=json.dumps(said))
 
   def push(self):
     answer = self.answer
     return self.ask(
       wires.Verb.EXCHANGE,
       worker=answer.worker,
-      step=answer.step,
+      push=answer.push,
       version=answer.version,
       payload=np.zeros(self._server.layout.size, np.uint8),
     )

@@ -28,6 +28,7 @@ MESSAGES = st.builds(
   ),
   worker=INT32,
   incarnation=INT32,
+  push=INT64,
   step=INT64,
   version=INT64,
   seconds=FLOAT,
@@ -35,6 +36,7 @@ MESSAGES = st.builds(
   rate=FLOAT,
   share=FLOAT,
   mass=FLOAT,
+  elastic_rate=FLOAT,
   # Other characters are replaced: see the tests of texts.
   text=st.text(
     st.characters(codec='ascii', categories=['L', 'P']), max_size=40
@@ -107,7 +109,7 @@ def test_appended_bytes_are_found(message, more):
   assert caught.value.reason == 'oversized'
 
 
-@pytest.mark.parametrize('start', [b'', MAGIC, MAGIC + b'\x02\x00'], ids=repr)
+@pytest.mark.parametrize('start', [b'', MAGIC, MAGIC + b'\x03\x00'], ids=repr)
 @hypothesis.given(garbage=st.binary(max_size=300))
 @settings
 def test_garbage_is_refused(start, garbage):
@@ -118,7 +120,7 @@ def test_garbage_is_refused(start, garbage):
 @pytest.mark.parametrize(
   ('position', 'value', 'reason'),
   [
-    pytest.param(4, b'\x03\x00', 'version', id='newer'),
+    pytest.param(4, b'\x04\x00', 'version', id='newer'),
     pytest.param(6, b'\x00', 'garbage', id='no such verb'),
     pytest.param(20, b'\xff\xff\xff\xff', 'oversized', id='endless text'),
     pytest.param(HEAD_SIZE, b'\xff', 'garbage', id='no UTF-8'),

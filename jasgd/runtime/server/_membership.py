@@ -133,8 +133,8 @@ class Membership:
       self._settings.describe_run(session.learner, session.num_computed)
     )
     # A gradient that it computed for an earlier connection, or incarnation.
-    first_unused = session.next_step if is_known else 0
-    if entry != _Entry.RESEND and message.step >= first_unused:
+    first_unused = session.next_push if is_known else 0
+    if entry != _Entry.RESEND and message.push >= first_unused:
       is_old = message.incarnation < self._store.newest.incarnation
       fate = _Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE
       self._records.record_unused(
@@ -352,7 +352,7 @@ class Membership:
       self._sessions.keep_last_lease(session)
       self._records.record_fetch(session, snapshot.version)
     channel.send(
-      snapshot.make_message(worker=session.learner, step=session.next_step),
+      snapshot.make_message(worker=session.learner, push=session.next_push),
       snapshot.buffer,
     )
     self._watch.add('send')

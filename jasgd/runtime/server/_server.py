@@ -426,7 +426,7 @@ class Server:
       raise _MessageError(
         'size', f'An EXCHANGE needs a gradient of {self.layout.size} bytes.'
       )
-    if message.step == session.next_step - 1:  # The answer was lost.
+    if message.push == session.next_push - 1:  # The answer was lost.
       self._members.repeat_answer(session)
       return None
     stale = session.check_push(message, self.clock)
@@ -444,7 +444,7 @@ class Server:
       decision = protocols.Decision(_Fate.AFTER_END, False, ())
     else:
       decision = self._protocol.on_push(
-        session.learner, message.step, message.version
+        session.learner, message.push, message.version
       )
     self._end.note_finite()
     push = _Push(
@@ -510,7 +510,7 @@ class Server:
     The learner goes on with the newest weights, unless the run has diverged.
     """
     session = self._members.get_sender(channel, message)
-    if message.step == session.next_step - 1:  # The answer was lost.
+    if message.push == session.next_push - 1:  # The answer was lost.
       self._members.repeat_answer(session)
       return
     session.check_push(message, self.clock)
@@ -527,9 +527,9 @@ class Server:
       is_released=True,
     )
     _log.warning(
-      'Learner %d: the gradient of step %d, at clock %d, was not finite.',
+      'Learner %d: the gradient of push %d, at clock %d, was not finite.',
       session.learner,
-      message.step,
+      message.push,
       message.version,
     )
     session.count_pushed_steps(self._protocol.steps_per_push)
