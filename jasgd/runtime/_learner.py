@@ -238,9 +238,7 @@ class Learner:
     """
     computed.wait(delay)
     begin = time.perf_counter()
-    answer = self._request(
-      _messages.Message(_Verb.FETCH, worker=self._learner)
-    )
+    answer = self._request(_messages.Message(_Verb.FETCH, worker=self._learner))
     return answer, time.perf_counter() - begin
 
   def _learn_apart(self, answer: _messages.Message) -> str:
