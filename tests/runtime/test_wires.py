@@ -26,10 +26,9 @@ every_remote_wire = pytest.mark.parametrize('name', wire_cases.REMOTE)
 # Says HELLO on two connections: one is answered, the other one waits. Then it
 # lives until it is killed.
 CLIENT = """
-import importlib, sys
+import sys
 from jasgd.runtime import wires
-module, function = sys.argv[1].split(':')
-connect = getattr(importlib.import_module(module), function)
+connect = getattr(wires, sys.argv[1])
 hello = wires.Message(wires.Verb.HELLO)
 connections = []  # None is closed.
 for deadline in (30.0, 600.0):
