@@ -9,6 +9,8 @@ from jax import sharding
 import jax.numpy as jnp
 import numpy as np
 
+from jasgd import protocols
+
 AXIS = 'nodes'  # Name of the axis of nodes.
 RUNNERS = ('pmap', 'shard_map', 'vmap')
 
@@ -29,8 +31,7 @@ class Runner:
     self, name: str, num_nodes: int, mesh: sharding.Mesh | None = None
   ) -> None:
     """Finds a device for each node; see `make_device_program`."""
-    if name not in RUNNERS:
-      raise ValueError(f'Unknown runner {name!r}. Known: {", ".join(RUNNERS)}.')
+    protocols.check_choice('runner', name, RUNNERS)
     if mesh is not None and name != 'shard_map':
       raise ValueError(f"A mesh is for runner='shard_map', got {name!r}.")
     self.name = name

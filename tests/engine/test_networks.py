@@ -35,7 +35,7 @@ def _replay_both(task, optimizer, trace, **arguments):
 
 
 def test_lenet_is_the_same_for_a_few_updates():
-  """Rounding grows after that, as it does between any two programs."""
+  """With more updates, roundings grow, as between any two programs."""
   task = tasks.make_task('digits', model='lenet', batch=32)
   trace = cases.simulate('softsync', 5)
   first, second = _replay_both(task, optax.sgd(0.03, 0.9), trace)

@@ -14,7 +14,7 @@ MOMENTUM = 0.9
 
 
 class LinenNet(linen.Module):
-  """Batch normalisation of what is put in; then dropout; then a dense layer."""
+  """Batch normalisation of the input, dropout, and a dense layer."""
 
   rate: float = 0.0
 
@@ -64,7 +64,7 @@ every_way = pytest.mark.parametrize('make', [make_linen, make_nnx])
 
 @every_way
 def test_batch_statistics(make):
-  """A running mean of the batches in training, and fixed in evaluation."""
+  """They are a running mean in training, and fixed in evaluation."""
   task = make()
   params, stats = task.init(jax.random.key(0))
   batch = task.batches(task.data, 0, 0, 0)

@@ -12,7 +12,7 @@ from tests import trees
 
 
 def make_tiny(**changes):
-  """A task whose one weight is to be the mean of 0..9."""
+  """A task with one weight, whose optimum is the mean of 0..9."""
   data = {'x': jnp.arange(10.0)}
   fields = {
     'name': 'tiny',
