@@ -93,7 +93,7 @@ class DeviceProgram:
     """The state at the start: all nodes and the centre have equal weights."""
     key = jax.random.key(self._seed, impl='threefry2x32')
     weights = self._init or self._task.init(key)
-    # As numpy arrays, which are the same in all processes.
+    # Numpy arrays: equal in all processes, and not on one device.
     weights = jax.tree.map(np.asarray, weights)
     return DeviceState(self._start(weights), 0)
 

@@ -130,7 +130,7 @@ class Plan:
   is_single: bool
   averages_gradients: bool
   wire_dtype: str
-  fragments: dict[int, list[int]] | None
+  fragments: dict[int, list[int] | None] | None
   masses: dict[tuple[int, int], float]
   digests: dict[int, int]
   moves: _Moves | None
@@ -390,7 +390,9 @@ def _plan_server(
   )
 
 
-def _read_fragments(trace: traces.Trace) -> dict[int, list[int]] | None:
+def _read_fragments(
+  trace: traces.Trace,
+) -> dict[int, list[int] | None] | None:
   """The leaves of each replica, if learners push differences of weights."""
   if trace.header.get('pushes') != 'differences':
     return None

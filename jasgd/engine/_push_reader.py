@@ -214,7 +214,7 @@ def _list_segments(
         'not exist then.'
       )
     is_reset = is_fetch and is_new[worker]
-    if is_reset:  # Its minibatches before it joined are lost.
+    if is_reset:  # The minibatches before the learner joined are lost.
       position[worker], is_new[worker] = step, False
     first = position[worker]
     if step < first:

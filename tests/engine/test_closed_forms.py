@@ -247,7 +247,7 @@ def test_an_all_reduce_that_goes_back_ends_as_if_nothing_had_happened(
   trees.assert_same_bits(result.opt_states, plain.opt_states)
 
 
-def test_an_all_reduce_that_some_did_not_write_down():
+def test_an_all_reduce_that_some_members_did_not_record():
   """A broken all-reduce is left out, unless a later version needs it."""
   trace = node_cases.simulate(gossip.AllReduce(), num_steps=3)
   whole = jasgd.replay(node_cases.make_plain_task(), node_cases.SGD, trace)

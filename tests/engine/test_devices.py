@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
 @pytest.mark.parametrize(
   'name', marks.slow_but(device_cases.STRATEGIES, 'Elastic, easgd', 'Pull')
 )
-def test_it_learns_and_goes_on_from_what_was_saved(name):
+def test_every_strategy_learns_and_resumes(name):
   task, num_traces = device_cases.make_quadratic(noise=0.1), 0
 
   def count_and_measure(*arguments):
@@ -140,7 +140,7 @@ def test_rates_follow_the_epochs_of_all_nodes():
   )
 
 
-def test_it_begins_where_it_is_told():
+def test_init_sets_the_first_weights():
   init = (np.full(10, 3.0, np.float32), {})
   program = device_cases.make_program(
     device_cases.make_quadratic(), device_cases.SGD, gossip.Pull(), init=init

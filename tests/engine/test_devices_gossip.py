@@ -76,7 +76,7 @@ def test_push_sum_takes_gradients_at_the_quotient():
   ],
   ids=['DC-ASGD', 'decay', 'trust ratio'],
 )
-def test_push_sum_tells_the_optimizer_of_the_quotient(link):
+def test_push_sum_passes_the_quotient_to_the_optimizer(link):
   """The quotient is the weights; a node stores them times its mass."""
   task = device_cases.make_quadratic()
   topology = gossip.topologies.with_uniform_weights(
@@ -130,7 +130,7 @@ def test_random_peers_depend_on_the_seed_alone():
   assert np.abs(found[0] - found[2]).max() > 0.1
 
 
-def test_what_is_sent_may_be_rounded():
+def test_messages_may_be_rounded():
   ring = gossip.Pull(peers=gossip.topologies.ring(device_cases.NUM_NODES))
   exact, rounded = (
     device_cases.make_program(

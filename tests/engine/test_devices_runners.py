@@ -110,7 +110,7 @@ def test_two_processes_agree(outcomes, name, runner):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', device_program.NARROW)
 @pytest.mark.parametrize('runner', device_program.RUNNERS)
-def test_what_is_sent_is_rounded(outcomes, name, runner):
+def test_messages_are_rounded(outcomes, name, runner):
   exact, narrow = (
     {(label, what): value for label, what, value in outcomes.get(each, runner)}
     for each in (name, f'{name}, bfloat16')
@@ -133,7 +133,7 @@ def test_a_step_is_compiled_once_and_uses_up_its_state(outcomes, name, runner):
 
 
 @every_case
-def test_so_it_is_over_processes(outcomes, name):
+def test_a_step_over_processes_is_compiled_once(outcomes, name):
   for each in outcomes.get_of_two(name):
     own = {what: value for _, what, value in each}
     assert own['num_compiled'].tolist() == [1, 0, 0, 0, 0, 0]
@@ -153,7 +153,7 @@ def test_a_mesh_may_be_explicit(outcomes, name):
 
 
 @pytest.mark.slow
-def test_a_mesh_may_be_in_force(outcomes):
+def test_a_mesh_may_be_active(outcomes):
   """The program also works while `jax.set_mesh` is active."""
   assert outcomes.of_one()['in force'] == ''
 

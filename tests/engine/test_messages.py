@@ -38,7 +38,7 @@ def _write(layout, tree):
 
 
 @pytest.mark.parametrize('is_local', [False, True])
-def test_one_number_that_is_not_finite_is_told(is_local):
+def test_one_number_that_is_not_finite_is_reported(is_local):
   """Only one leaf of the gradient is not finite; the loss is."""
   task = _make_root_task()
   weights = task.init(jax.random.key(0))

@@ -94,7 +94,7 @@ def test_batch_normalisation_is_replayed(name):
 
 
 @pytest.mark.parametrize(('delay', 'is_trained'), [(1, True), (8, False)])
-def test_delays_do_to_lenet_what_jain_saw(delay, is_trained):
+def test_delays_change_lenet_as_in_jain(delay, is_trained):
   """An epoch of figure 2, batch 64: a net trains, or collapses to a class."""
   task = _load_mnist()
   num_updates = task.num_samples // task.batch

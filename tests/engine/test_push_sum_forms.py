@@ -59,7 +59,7 @@ def test_on_devices_an_update_is_divided_by_the_mass():
 
 
 @pytest.mark.parametrize('mode', engine.MODES)
-def test_in_replay_an_update_is_not(mode):
+def test_in_replay_an_update_is_not_divided(mode):
   trace = simulation.simulate(STRATEGY, num_workers=2, num_gradients=6)
   result = node_cases.replay_until(
     device_cases.make_quadratic(),

@@ -146,9 +146,9 @@ def test_replay_up_to_checkpoints(tmp_path, run):
   RUNS[run](real, rng, 40)
   trace = real.load()
   whole = _replay(trace, MOMENTUM)
-  everybody = [*range(NUM_NODES), CENTRE] if run == 'elastic' else [0, 1, 2]
+  owners = [*range(NUM_NODES), CENTRE] if run == 'elastic' else [0, 1, 2]
   for _ in range(6):
-    chosen = rng.permutation(everybody)[: rng.integers(4)].tolist()
+    chosen = rng.permutation(owners)[: rng.integers(4)].tolist()
     until = {
       node: int(rng.integers(1, real.version[node] + 1))
       for node in {0, *chosen}
@@ -165,7 +165,7 @@ def test_replay_up_to_checkpoints(tmp_path, run):
       node_cases.assert_same_bits(_get_node(result, node), saved)
 
 
-def test_what_is_left_out_is_not_asked_for(tmp_path):
+def test_errors_of_unneeded_records_are_ignored(tmp_path):
   """Node 1 mixes a version without a record; its past can be replayed."""
   real = node_cases.RealNodes(tmp_path, MOMENTUM, 2, 'float32')
   for node in (0, 1, 0, 1):
@@ -221,7 +221,7 @@ def test_the_sum_of_all_copies_stays(tmp_path):
       np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6)
 
 
-def test_a_force_that_nobody_sent_is_named(tmp_path):
+def test_a_force_that_was_never_sent_is_named(tmp_path):
   real = node_cases.RealNodes(tmp_path, MOMENTUM, 1, 'float32')
   real.step(0)
   real.pull(0, 0, 0.5)

@@ -189,7 +189,7 @@ def test_a_resumed_replay_has_the_same_bits(name, mode):
 
 
 @every_mode
-def test_twice_is_the_same_bits(mode):
+def test_a_second_replay_has_the_same_bits(mode):
   trace, _ = _simulate('softsync')
   first, second, other = (
     jasgd.replay(_make_task(), ADAM, trace, mode=mode, seed=seed)

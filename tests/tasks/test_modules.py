@@ -146,7 +146,7 @@ def test_options_reach_the_task(make):
     make(shards='shards', num_learners=6)
 
 
-def test_a_measure_and_a_preparation_of_ones_own():
+def test_own_measure_and_preparation():
   examples = {'image': np.arange(6, dtype=np.uint8)[:, None]}
   examples['target'] = 2.0 * np.arange(6, dtype=np.float32)[:, None]
   task = tasks.from_linen(

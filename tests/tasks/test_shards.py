@@ -75,7 +75,7 @@ def test_shards_divide_the_set(shards):
   assert sorted(draw_epoch(shards, 0, batch=1, seed=1)) != sorted(parts[0])
 
 
-def test_whole_is_everything_for_everyone():
+def test_whole_gives_every_learner_all_samples():
   first, second = (draw_epoch('whole', learner, batch=1) for learner in (0, 1))
   assert sorted(first) == sorted(second) == list(range(len(LABELS)))
   assert first != second

@@ -42,7 +42,7 @@ def test_an_epoch_has_only_what_is_trained_on():
   assert not held & set(np.ravel(drawn).tolist())
 
 
-def test_it_is_the_same_each_time_and_0_is_none():
+def test_a_validation_set_never_changes_and_0_means_none():
   first, second = (_make_task(0.3).test_data['image'] for _ in range(2))
   np.testing.assert_array_equal(first, second)
   whole = _make_task(0.0)

@@ -275,7 +275,7 @@ def test_any_state_can_be_wrapped(wrap):
     lambda: jasgd.staleness_aware(None),
   ],
 )
-def test_what_is_no_optimizer(build):
+def test_an_optimizer_must_be_a_transformation(build):
   with pytest.raises(ValueError, match='must be an optax'):
     build()
 
