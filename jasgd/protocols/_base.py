@@ -27,7 +27,7 @@ class Fate(enum.IntEnum):
 class Decision(NamedTuple):
   """The server's reaction to an event."""
 
-  fate: Fate | None  # Of the pushed gradient; None if the event is no push.
+  fate: Fate | None  # Fate of the pushed gradient; None for other events.
   updates: bool  # Whether the server updates the weights now.
   released: tuple[int, ...]  # Learners that may start a step, in this order.
 
@@ -231,14 +231,14 @@ class Protocol(_configurable.Configurable):
     """Number of gradients of every update while `alive` stays as it is.
 
     Returns:
-      The number, if every gradient is taken, and whichever learners push; the
-      simulator then need not ask the protocol about each gradient. None if the
-      protocol has to be asked.
+      The number, if every gradient is taken, no matter which learners push. The
+      simulator then does not call the protocol for each gradient. None if it
+      must call the protocol.
     """
     return None
 
   def without_equal_times(self) -> 'Protocol':
-    """The protocol for learners of unequal speeds: itself, for most."""
+    """The protocol for learners of unequal speeds; by default itself."""
     return self
 
   @property

@@ -82,7 +82,7 @@ def _gossip(strategy, header=(), latency=0.1, **arguments):
 
 
 def _restart_within_a_group():
-  """A server restarts; of the group that was half filled, one gradient is left.
+  """A server restarts; one gradient of an incomplete group is kept.
 
   Groups are of three. Record 20 is the last but one of a group.
   """
@@ -103,7 +103,7 @@ def _restart_within_a_group():
 
 
 def _several_updates_per_call():
-  """Three updates by each call, but for the first ones."""
+  """Three updates by each call, except for the first updates."""
   trace = _serve(protocols.asynchronous(), 8, compute=simulation.constant(1.0))
   records = np.array(trace.records)
   records['group'][9:] = 1 + np.arange(len(records) - 9) // 3

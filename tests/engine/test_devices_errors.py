@@ -1,4 +1,4 @@
-"""What training on devices refuses, and how it says so."""
+"""Error messages of training on devices."""
 
 import dataclasses
 

@@ -21,7 +21,7 @@ HEADER = {'pushes': 'differences', 'fragments': FRAGMENTS, 'num_workers': 2}
 INNER = optax.adamw(0.01, weight_decay=0.1)
 OUTER = optax.sgd(0.7, 0.9, nesterov=True)
 
-# (kind, replica, worker, step, version read): both clocks go on by their own.
+# (kind, replica, worker, step, version read). Each replica has its own clock.
 EVENTS = [
   (JOIN, -1, 0, 0, 0),
   (FETCH, -1, 0, 0, 0),
@@ -37,7 +37,7 @@ EVENTS = [
   (PUSH, -2, 0, 5, 0),  # One update late.
   (FETCH, -2, 0, 5, 2),
   (PUSH, -1, 0, 7, 1),
-  (JOIN, -1, 1, 4, 0),  # It has died: its AdamW starts anew.
+  (JOIN, -1, 1, 4, 0),  # It restarts with a fresh AdamW.
   (FETCH, -1, 1, 4, 3),
   (FETCH, -2, 1, 4, 2),
   (PUSH, -2, 1, 6, 2),
@@ -131,7 +131,8 @@ def test_local_optimizers_and_fragments(task, policy):
   # A learner's replica changes with each of its steps and fetches.
   assert result.versions == {-1: 4, -2: 3, 0: 7 + 4, 1: 6 + 5}
   assert sorted(result.replicas) == [-1, 0, 1]
-  assert optax.tree.get(result.opt_states[1], 'count') == 2  # It has rejoined.
+  # Learner 1 counts from its second JOIN on.
+  assert optax.tree.get(result.opt_states[1], 'count') == 2
   assert result.history['staleness'].tolist() == [0, 1, 0, 1, 1, 0, 0]
 
 

@@ -96,7 +96,7 @@ def test_a_file_as_workdir_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-  # A folder in which nobody may write, the superuser neither.
+  # A folder in which not even the superuser may write.
   with pytest.raises(workdir.WorkdirError, match=r'/proc/run.*be writable: '):
     workdir.open_workdir('/proc/run', CONFIG)
   workdir.open_workdir(tmp_path, CONFIG)
