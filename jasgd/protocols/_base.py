@@ -77,7 +77,9 @@ class Protocol(_configurable.Configurable):
     updates_each: Whether each gradient that is taken makes its own update.
     needs_current_clock: Whether only gradients of the current clock are taken.
     needs_equal_times: Whether the protocol describes learners that all take
-      the same, constant time; the simulator refuses other times.
+      the same, constant time; the simulator refuses other times. They push in
+      rotation, so that weights of as many versions are in use as there are
+      learners.
 
   Attributes:
     clock: Number of updates made.
@@ -241,6 +243,10 @@ class Protocol(_configurable.Configurable):
     """The protocol for learners of unequal speeds; by default itself."""
     return self
 
+  def without_ramp_up(self) -> 'Protocol':
+    """The protocol once all learners are admitted: itself, for most."""
+    return self
+
   @property
   def inside(self) -> set[int]:
     """Learners of `alive` that have been allowed to take part."""
@@ -309,7 +315,7 @@ class Protocol(_configurable.Configurable):
   def save(self) -> dict[str, Any]:
     """The whole state, as a JSON-serialisable dict."""
     return {
-      'protocol': repr(self),
+      'protocol': self.identify(),
       'clock': self.clock,
       'alive': sorted(self.alive),
       **self.save_state(),
@@ -322,10 +328,11 @@ class Protocol(_configurable.Configurable):
       raise ValueError(
         f'This is no state of {self!r}: it has no {", ".join(missing)}.'
       )
-    if state['protocol'] != repr(self):
+    identity = self.identify()
+    if state['protocol'] != identity:
       raise ValueError(
         f'The state is of {state["protocol"]}, and cannot be restored into '
-        f'{self!r}.'
+        f'{identity}.'
       )
     self.clock = state['clock']
     self.alive = set(state['alive'])
@@ -340,7 +347,7 @@ class Protocol(_configurable.Configurable):
   def _make_initial(self) -> dict[str, Any]:
     """The result of `save` before the first event."""
     return {
-      'protocol': repr(self),
+      'protocol': self.identify(),
       'clock': 0,
       'alive': [],
       **self.initial_state(),

@@ -84,7 +84,10 @@ def _gossip(strategy, header=(), latency=0.1, **arguments):
 def _restart_within_a_group():
   """A server restarts; one gradient of an incomplete group is kept.
 
-  Groups are of three. Record 20 is the last but one of a group.
+  Groups are of three. Record 20 is the last but one of a group. After the
+  restart learners compute other minibatches than before: otherwise the void
+  record would be made again, and the weights would be those of the same run
+  without a restart, so that the digest showed less.
   """
   trace = _serve(protocols.softsync(2))
   records = np.array(trace.records)
@@ -97,6 +100,7 @@ def _restart_within_a_group():
   )
   again = records[19:].copy()
   again['incarnation'] = 1
+  again['step'] += 1
   return traces.Trace(
     np.concatenate([records[:20], restart, again]), trace.header
   )

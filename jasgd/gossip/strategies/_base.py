@@ -373,6 +373,11 @@ class PeerNode:
     return None
 
   @property
+  def takes_messages(self) -> bool:
+    """Whether other nodes may send weights: whether `on_message` is given."""
+    return type(self).on_message is not PeerNode.on_message
+
+  @property
   def held_mass(self) -> float:
     """Mass that would be lost with this node: its own and that of messages."""
     return self.mass

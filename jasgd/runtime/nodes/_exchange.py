@@ -73,9 +73,7 @@ class Exchanger:
     self._answers: dict[int, np.ndarray] = {}
     self._waiting: dict[int, _buffers.Buffer] = {}
     self._pool = _buffers.BufferPool(layout.size)
-    self._takes_messages = (
-      type(machine).on_message is not gossip.PeerNode.on_message
-    )
+    self._takes_messages = machine.takes_messages
     # Guards the machine, the pool and `_waiting`.
     self._lock = threading.Lock()
 
