@@ -526,7 +526,8 @@ class PeerLoop:
     self._machines[node] = machine
     machine.restore(saved.machine)
     machine.on_restart(saved.step, self._recorded_mass[node])
-    self._members.introduce(node)
+    if not self._is_collective:  # All nodes of an all-reduce take part.
+      self._members.introduce(node)
     return machine
 
   def _ask_to_join(

@@ -62,7 +62,7 @@ class Centre(_member.Member):
       start._replace(opt_state=()),
       self._files.recorder,
       self._files.snapshots,
-      self._protocol,
+      self._protocol.save,
     )
     self._began_with: list[int] = []
     # Guards the replica, the protocol and `_began_with`.

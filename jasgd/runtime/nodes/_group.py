@@ -248,7 +248,7 @@ class GroupNode(_member.Member):
     self._carry_out(self._machine.on_step(replica.step), gradient, rate)
 
   def _carry_out(
-    self, actions: gossip.Actions, gradient: Any, rate: float = 0.0
+    self, actions: gossip.Actions, gradient: Any, rate: float | None = None
   ) -> None:
     """Carries out actions.
 
@@ -256,7 +256,7 @@ class GroupNode(_member.Member):
       actions: Actions of the machine.
       gradient: Gradient and statistics to average; None: the weights are
         averaged.
-      rate: Rate of the update by the mean gradient.
+      rate: Factor of the schedule for the update; None: there is none.
     """
     replica = self._replica
     for action in actions:
@@ -276,7 +276,7 @@ class GroupNode(_member.Member):
         )
 
   def _join_mean(
-    self, action: gossip.JoinMean, gradient: Any, rate: float
+    self, action: gossip.JoinMean, gradient: Any, rate: float | None
   ) -> None:
     """Takes part in a mean with all others, and records it."""
     replica, computed = self._replica, self._files.recorder.get_time()

@@ -9,7 +9,6 @@ import numpy as np
 
 from jasgd import engine
 from jasgd import gossip
-from jasgd import protocols
 from jasgd import traces
 from jasgd.runtime import _recorder
 from jasgd.runtime import _settings
@@ -26,7 +25,8 @@ class Replica:
     state: State of the engine.
     recorder: Recorder of the trace.
     snapshots: Snapshot server.
-    machine: State machine of the owner, which is part of its checkpoints.
+    save_machine: Gives the state of the owner's state machine, which is part of
+      its checkpoints.
 
   Attributes:
     state: State of the engine.
@@ -39,14 +39,14 @@ class Replica:
     state: engine.NodeState,
     recorder: _recorder.Recorder,
     snapshots: _snapshot_server.SnapshotServer,
-    machine: gossip.PeerNode | protocols.Protocol,
+    save_machine: Callable[[], dict[str, Any]],
   ) -> None:
     self.state = state
     self.version = 0
     self.step = 0
     self._recorder = recorder
     self._snapshots = snapshots
-    self._machine = machine
+    self._save_machine = save_machine
 
   @property
   def mass(self) -> float:
@@ -65,7 +65,7 @@ class Replica:
       'clock': self.version,
       'step': self.step,
       'mass': self.mass,
-      'machine': self._machine.save(),
+      'machine': self._save_machine(),
     }
 
   def commit(
@@ -161,7 +161,15 @@ class NodeReplica(Replica):
     machine: State machine of the node, which has its mass.
   """
 
-  _machine: gossip.PeerNode
+  def __init__(
+    self,
+    state: engine.NodeState,
+    recorder: _recorder.Recorder,
+    snapshots: _snapshot_server.SnapshotServer,
+    machine: gossip.PeerNode,
+  ) -> None:
+    super().__init__(state, recorder, snapshots, machine.save)
+    self._machine = machine
 
   @property
   def mass(self) -> float:
