@@ -2,6 +2,7 @@
 
 import collections
 from concurrent import futures
+import dataclasses
 import contextlib
 import gc
 import os
@@ -150,6 +151,7 @@ def test_every_field_both_ways(name, bench):
     'flags': 13,
     'worker': 2**31 - 1,
     'incarnation': 4,
+    'push': 2**41,
     'step': 2**40,
     'version': 2**50 + 1,
     'seconds': 0.1,
@@ -157,8 +159,12 @@ def test_every_field_both_ways(name, bench):
     'rate': -1e-300,
     'share': 0.25,
     'mass': 1e300,
+    'elastic_rate': 0.125,
+    'read_version': 2**60,
     'text': 'Grüße',
   }
+  every = {field.name for field in dataclasses.fields(Message)}
+  assert every == {'verb', *fields, 'payload', 'copy_seconds'}
   connection = bench.connect()
   future, event = bench.ask(connection, Message(Verb.HELLO, **fields))
   assert event == (event.channel, Message(Verb.HELLO, **fields), None)

@@ -25,9 +25,10 @@ offset  bytes
 80      8      share: weight of the payload in the receiver's weights
 88      8      mass of the weights in the payload, in push-sum
 96      8      elastic rate, by which a node has made a force
-104     4      checksum of the payload, if the flag says so
-108     4      checksum of the 108 bytes before it and of the text
-112     n      text, in UTF-8; most verbs have none
+104     8      version of the centre's weights that a force is computed with
+112     4      checksum of the payload, if the flag says so
+116     4      checksum of the 116 bytes before it and of the text
+120     n      text, in UTF-8; most verbs have none
 ======  =====  =================================================================
 
 Each wire sends the payload in its own way.
@@ -47,8 +48,8 @@ import zlib
 import numpy as np
 
 MAGIC = b'jasg'
-VERSION = 3
-_HEAD = struct.Struct('<4sHBBIiiIqqqQddddddI')
+VERSION = 4
+_HEAD = struct.Struct('<4sHBBIiiIqqqQddddddqI')
 _CHECKSUM = struct.Struct('<I')
 HEAD_SIZE = _HEAD.size + _CHECKSUM.size
 # Bytes of a text, at most; a longer one is refused unread.
@@ -133,6 +134,8 @@ class Message:
       push-sum, where the mass is the weight.
     mass: Mass of the weights in the payload, in push-sum.
     elastic_rate: Rate by which a node has made the force in the payload.
+    read_version: Version of the centre's weights with which a node computed the
+      force in the payload.
     text: Text; see `Verb`.
     payload: Bytes: a flat uint8 array, aligned to 64 bytes, that does not
       change until the message is answered.
@@ -153,6 +156,7 @@ class Message:
   share: float = 0.0
   mass: float = 0.0
   elastic_rate: float = 0.0
+  read_version: int = 0
   text: str = ''
   payload: np.ndarray | None = None
   copy_seconds: float = 0.0
@@ -200,6 +204,7 @@ def encode_message(message: Message, with_checksum: bool = False) -> bytes:
     message.share,
     message.mass,
     message.elastic_rate,
+    message.read_version,
     payload_sum,
   )
   checksum = zlib.crc32(text, zlib.crc32(head))
@@ -250,6 +255,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
     share,
     mass,
     elastic_rate,
+    read_version,
     _,
   ) = _HEAD.unpack_from(data)
   if format_version != VERSION:
@@ -289,6 +295,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
         share,
         mass,
         elastic_rate,
+        read_version,
         _clean_message(verb, text.decode()) if text else '',
       ),
       payload_size,
