@@ -2,8 +2,8 @@
 
 import collections
 from concurrent import futures
-import dataclasses
 import contextlib
+import dataclasses
 import gc
 import os
 import signal
