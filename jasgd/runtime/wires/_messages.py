@@ -115,8 +115,8 @@ class Message:
 
   Attributes:
     verb: Kind of the message.
-    fate: Fate of a gradient (`protocols.Fate`) or of a node's message
-      (`gossip.Outcome`), in answers.
+    fate: Fate of the learner's last gradient (`protocols.Fate`) or of a node's
+      message (`gossip.Outcome`), in answers.
     flags: `Flag`s.
     worker: Number of the learner or node that the message is about: the one
       that asks or is answered, or in a LOST the node that is dead; -1: none.
