@@ -417,9 +417,8 @@ class PeerLoop:
       self._members.find_dead(sender, send.peer)
       self._machines[sender].on_outcome(send, outcome)
     elif outcome is not gossip.Outcome.UNKNOWN:  # It would have come back.
-      mass = message.share if self._has_mass else 0.0
       self._rows += _rows.pack_lost(
-        sender, send.peer, message, time, time, mass
+        sender, send.peer, message, time, time, message.mass
       )
 
   def _finish_mean(self, _: int, time: float, attempt: int) -> None:
