@@ -16,6 +16,7 @@ from jasgd import traces
 from jasgd.runtime import wires
 from jasgd.runtime.nodes import _exchange
 from jasgd.runtime.nodes import _weights
+from tests.experiment import own_strategies
 from tests.runtime import peer_cases
 
 Kind = traces.Kind
@@ -27,6 +28,7 @@ STRATEGIES = {
   'push-sum': gossip.PushSum(),
   'elastic': gossip.Elastic(rate=0.25, period=2),
   'elastic, easgd': gossip.Elastic(rate=0.25, order='easgd'),
+  'pull and push, own': own_strategies.Neighbour(),
 }
 
 

@@ -135,7 +135,9 @@ class Exchanger:
     while actions:
       replies: list[gossip.Reply] = []
       lost: list[dict[str, Any]] = []
-      for action in actions:
+      # Questions last: a mix or a message before them would end the life of
+      # their answers, which stay in the buffers of connections.
+      for action in sorted(actions, key=_is_question):
         if isinstance(action, gossip.Ask):
           asked = self._recorder.get_time()
           reply = self._ask(action.peer)
@@ -319,6 +321,10 @@ class Exchanger:
         return method(*arguments)
 
     return call
+
+
+def _is_question(action: Any) -> bool:
+  return isinstance(action, gossip.Ask)
 
 
 def _check_sender(
