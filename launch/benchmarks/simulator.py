@@ -129,8 +129,8 @@ def run(quick: bool) -> None:
   rates: dict[str, float] = {}
   planning: dict[str, float] = {}
   for name, (strategy, options) in ROWS.items():
-    arguments = {'num_workers': NUM_WORKERS, 'num_gradients': 200_000}
-    arguments |= options
+    arguments: dict[str, Any] = {'num_workers': NUM_WORKERS}
+    arguments |= {'num_gradients': 200_000, **options}
     arguments['num_gradients'] //= divisor
     if name.endswith(MANY_SUFFIX):
       arguments['num_workers'] //= divisor

@@ -360,26 +360,30 @@ def _judge_prediction(row='', **numbers):
 
 def test_prediction_bounds():
   inside = {
-    'updates_per_gradient': (0.49, 0.5),
+    'updates_per_gradient': (0.46, 0.5),
     'mixes_per_step': (0.46, 0.5),
-    'staleness': (1.09, 1.0),
+    'staleness': (1.24, 1.0),
     'age': (0.15, 0.01),
     'lost_mass': (3.0, 1.3),
   }
   assert _judge_prediction(**inside) == dict.fromkeys(prediction.BOUNDS, True)
   outside = {
-    'updates_per_gradient': (0.48, 0.5),
+    'updates_per_gradient': (0.44, 0.5),
     'mixes_per_step': (0.56, 0.5),
-    'staleness': (1.11, 1.0),
+    'staleness': (1.26, 1.0),
     'age': (0.17, 0.01),
     'lost_mass': (0.1, 0.0),
   }
   assert _judge_prediction(**outside) == dict.fromkeys(prediction.BOUNDS, False)
-  # A number that the rule fixes has a narrower bound, and zero none at all.
-  rates = {'updates_per_gradient': (0.98, 1.0), 'staleness': (0.04, 0.0)}
+  # A number that the rule alone makes has a narrower bound, or none.
+  rates = {'updates_per_gradient': (0.98, 1.0), 'staleness': (0.09, 0.0)}
   assert _judge_prediction(**rates) == dict.fromkeys(rates, True)
-  assert not _judge_prediction('ssp', **rates)['updates_per_gradient']
-  assert not _judge_prediction('hardsync', **rates)['staleness']
+  for row, is_good in (
+    ('asynchronous', (False, False)),
+    ('hardsync', (True, False)),
+    ('ssp', (False, True)),
+  ):
+    assert tuple(_judge_prediction(row, **rates).values()) == is_good
   # Numbers without a bound, and means without an age, have no row.
   assert not _judge_prediction(
     gradients_per_second=(1.0, 9.0), age=(math.nan, math.nan)
@@ -391,7 +395,7 @@ def test_every_strategy_of_real_processes_is_predicted():
   listed = {
     fields.get('name', name) for name, fields in prediction.ROWS.items()
   }
-  assert prediction.FIXED.keys() < prediction.ROWS.keys()
+  assert prediction.NARROW.keys() < prediction.ROWS.keys()
   known = {*protocols.PROTOCOLS} - {'constant_delay', 'ramp_up'}
   known |= {
     kind.name

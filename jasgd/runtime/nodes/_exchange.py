@@ -135,8 +135,8 @@ class Exchanger:
     while actions:
       replies: list[gossip.Reply] = []
       lost: list[dict[str, Any]] = []
-      # Questions last: a mix or a message before them would end the life of
-      # their answers, which stay in the buffers of connections.
+      # Questions last: their answers stay in the buffers of connections, where
+      # a mix or a message that came after them would end their life.
       for action in sorted(actions, key=_is_question):
         if isinstance(action, gossip.Ask):
           asked = self._recorder.get_time()
