@@ -425,3 +425,51 @@ def test_ci_names_tests_that_exist():
   names = re.findall(r'tests/[\w/]+\.py', script)
   assert len(names) > 5
   assert not [name for name in names if not (ROOT / name).exists()]
+
+
+# Files of tests that import private modules. Each one freezes a wall inside a
+# room, so there must not be more; fewer are better.
+MAX_PRIVATE_TESTS = 15
+
+
+def _list_private_names(source):
+  """Private modules of jasgd that a source text imports or names in a text."""
+  names = list(_imports(source))
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+      names += re.findall(r'\bjasgd(?:\.\w+)+', node.value)
+    elif isinstance(node, ast.Attribute):  # As of `reports._heat_maps`.
+      room = getattr(node.value, 'id', '')
+      names += [f'jasgd.{room}.{node.attr}'] if room in ROOMS else []
+  for name in names:
+    if re.match(r'jasgd\.(?:\w+\.)*_[a-z]', name):
+      yield name
+
+
+def test_few_tests_import_private_modules():
+  found = {
+    str(path.relative_to(ROOT)): private
+    for path in (ROOT / 'tests').rglob('*.py')
+    if path != pathlib.Path(__file__)
+    and (private := sorted({*_list_private_names(path.read_text())}))
+  }
+  assert len(found) <= MAX_PRIVATE_TESTS, found
+
+
+@pytest.mark.parametrize(
+  ('source', 'is_private'),
+  [
+    ('from jasgd.runtime import _learner', True),
+    ('from jasgd.runtime._learner import Learner', True),
+    ('import jasgd.runtime._learner', True),
+    ("patch('jasgd.runtime._learner.Learner', 3)", True),
+    ("TARGET = 'jasgd.runtime._learner:learn'", True),
+    ('from jasgd import reports\nreports._report.write', True),
+    ('from jasgd.runtime import wires', False),
+    ("TARGET = 'jasgd.runtime:learn'", False),
+    ('import jasgd\njasgd.__doc__', False),
+    ('self._learner.step', False),
+  ],
+)
+def test_the_walk_over_tests_finds_private_modules(source, is_private):
+  assert bool([*_list_private_names(source)]) == is_private

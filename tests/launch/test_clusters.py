@@ -49,6 +49,33 @@ def _wait_for_updates(run, program):
   live.wait_until(lambda: run.get_clock() >= clock, program)
 
 
+def test_a_server_and_a_learner_of_another_host(processes, tmp_path):
+  """The learner has no workdir: it is given an address and a token."""
+  flags = (CLUSTER, '--config.num_workers=1')
+  server = _start(
+    processes, tmp_path, *flags, '--role=server', strategy='asynchronous'
+  )
+  folder = workdirs.Workdir(tmp_path)
+  live.wait_until(folder.server.exists, server)
+  address = workdirs.read_json(folder.server)['addresses']['flight']
+  learner = _start(
+    processes,
+    None,
+    *flags,
+    '--role=learner',
+    f'--server={address.rpartition("//")[2]}',
+    strategy='asynchronous',
+    JASGD_TOKEN=folder.token.read_text(),
+  )
+  outputs = [program.wait() for program in (server, learner)]
+  assert all('All 100 updates were made.' in output for output in outputs)
+  assert not processes.find()
+  trace = traces.Trace.load(folder.trace)
+  assert trace.num_updates == 100
+  assert set(trace.worker.tolist()) == {0}
+  assert (tmp_path / 'report.html').exists()
+
+
 @pytest.mark.slow
 def test_a_cluster_loses_learners_and_servers(processes, tmp_path):
   flags = [

@@ -9,6 +9,7 @@ import jasgd
 from jasgd import workdir as workdirs
 from tests import live
 from tests import trees
+from tests.launch import quick
 
 FOUR = {'XLA_FLAGS': '--xla_force_host_platform_device_count=4', 'NPROC': '1'}
 
@@ -23,6 +24,23 @@ def _start(processes, workdir, *flags):
     *flags,
     **FOUR,
   )
+
+
+def test_each_node_has_a_device(processes, tmp_path):
+  """By pmap, to the end of the smallest run."""
+  said = processes.start(
+    'launch.train',
+    '--config=tests/launch/quick.py:pull',
+    f'--workdir={tmp_path}',
+    '--config.runtime.mode=devices',
+    **FOUR,
+  ).wait()
+  assert 'on a device each (pmap), of 4 here.' in said
+  assert not processes.find()
+  result = json.loads((tmp_path / 'result.json').read_text())
+  assert result['clock'] == 60 * quick.NUM_NODES
+  assert result['metrics']['test/accuracy'] > 0.5  # By chance, a tenth.
+  assert (tmp_path / 'report.html').exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import itertools
 
+from matplotlib import figure as mpl_figure
 import pytest
 
 from jasgd import reports
@@ -22,34 +23,48 @@ def _make_rows(names):
   ]
 
 
+@pytest.fixture
+def figures(monkeypatch):
+  """The pictures that are drawn, by the names of their files."""
+  found = {}
+
+  def save(figure, path, **options):
+    del options
+    found[path.name] = figure
+
+  monkeypatch.setattr(mpl_figure.Figure, 'savefig', save)
+  return found
+
+
+def _read_labels(figure):
+  """The fields across, down, and of the panels; '' if there is none."""
+  titles = {axes.get_title().partition(' = ')[0] for axes in figure.axes}
+  return figure.get_supxlabel(), figure.get_supylabel(), max(titles)
+
+
+def _count_cells(figure):
+  return sum(len(axes.texts) for axes in figure.axes)
+
+
 @pytest.mark.parametrize('num_axes', [1, 2, 3, 4])
-def test_pictures_of_a_sweep(num_axes, tmp_path, monkeypatch):
-  calls = []
-
-  def plot(rows, path, **arguments):
-    calls.append((len(rows), path.name, arguments))
-
-  monkeypatch.setattr(reports._heat_maps, 'plot_heat_map', plot)
+def test_pictures_of_a_sweep(num_axes, tmp_path, figures):
   names = list(AXES)[:num_axes]
   paths = reports.plot_sweep(
     _make_rows(names), tmp_path, [[name] for name in names]
   )
-  assert [path.name for path in paths] == [name for _, name, _ in calls]
-  if num_axes == 1:
-    ((count, name, arguments),) = calls
-    assert (count, name) == (2, 'heat_map.png')
-    assert (arguments['x'], arguments['y']) == ('optimizer.rate', '')
-  else:
-    for _, _, arguments in calls:
-      assert arguments['y'] == 'optimizer.rate'
-      assert arguments['x'] == 'task.batch'
-      has_panels = num_axes > 2
-      assert arguments['panels'] == ('protocol.delay' if has_panels else None)
-    counts = [count for count, _, _ in calls]
-    assert counts == ([12, 12] if num_axes == 4 else [2 * 3 * (num_axes - 1)])
-  if num_axes == 4:
-    names = [path.name for path in paths]
-    assert names == ['heat_map_0.png', 'heat_map_1.png']
+  assert [path.name for path in paths] == list(figures)
+  rate, batch, delay, _ = AXES
+  for figure in figures.values():
+    assert _read_labels(figure) == (
+      (rate, '', '')
+      if num_axes == 1
+      else (batch, rate, delay if num_axes > 2 else '')
+    )
+  counts = {1: [2], 2: [6], 3: [12], 4: [12, 12]}
+  assert [*map(_count_cells, figures.values())] == counts[num_axes]
+  assert list(figures) == (
+    ['heat_map_0.png', 'heat_map_1.png'] if num_axes == 4 else ['heat_map.png']
+  )
 
 
 def test_one_axis_can_be_drawn(tmp_path):
@@ -64,16 +79,9 @@ def test_without_the_value_there_is_no_picture(tmp_path):
   assert reports.plot_sweep(rows, tmp_path, [['seed']], value='speed') == []
 
 
-def test_fields_that_change_together_are_one_axis(tmp_path, monkeypatch):
-  seen = []
-  monkeypatch.setattr(
-    reports._heat_maps,
-    'plot_heat_map',
-    lambda rows, path, **arguments: seen.append((rows, arguments)),
-  )
+def test_fields_that_change_together_are_one_axis(tmp_path, figures):
   names = ['optimizer.rate', 'task.batch', 'seed']
   reports.plot_sweep(_make_rows(names), tmp_path, [names[:2], names[2:]])
-  ((rows, arguments),) = seen
-  joined = 'rate, batch'
-  assert (arguments['y'], arguments['x']) == (joined, 'seed')
-  assert rows[0][joined] == '0.1 16'
+  (figure,) = figures.values()
+  assert _read_labels(figure) == ('seed', 'rate, batch', '')
+  assert figure.axes[0].get_yticklabels()[0].get_text() == '0.1 16'

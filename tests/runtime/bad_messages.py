@@ -85,6 +85,7 @@ class Maker:
       push=rng.randrange(-1, 1000),
       step=rng.randrange(1000),
       version=rng.randrange(1000),
+      read_version=rng.randrange(1000),
       **{name: rng.uniform(-1.0, 2.0) for name in _FLOATS},
       text=rng.choice(['', '{}', self._say(), 'x' * rng.randrange(100)]),
     )

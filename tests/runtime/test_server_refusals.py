@@ -39,6 +39,11 @@ def refuse_push(bench):
   return client, client.make_push(push=1)
 
 
+def refuse_no_push(bench):
+  (client,) = join(bench, 1)
+  return client, client.make_push(push=-1)
+
+
 def refuse_clock(bench):
   (client,) = join(bench, 1)
   return client, client.make_push(incarnation=3)
@@ -71,7 +76,7 @@ def refuse_seconds(bench):
 
 def refuse_notice(bench):
   (client,) = join(bench, 1)
-  return client, Message(Verb.NOTICE, worker=0, version=-4)
+  return client, Message(Verb.NOTICE, worker=0, push=0, version=-4)
 
 
 def refuse_fetch(bench):
@@ -138,6 +143,7 @@ REFUSALS = {
   'learner': ('worker', refuse_learner),
   'held': ('held', refuse_held),
   'push': ('push', refuse_push),
+  'no push': ('push', refuse_no_push),
   'incarnation': ('clock', refuse_clock),
   'future': ('future', refuse_future),
   'no payload': ('size', refuse_size),

@@ -3,6 +3,7 @@
 import collections
 from concurrent import futures
 import contextlib
+import dataclasses
 import gc
 import os
 import signal
@@ -26,10 +27,9 @@ every_remote_wire = pytest.mark.parametrize('name', wire_cases.REMOTE)
 # Says HELLO on two connections: one is answered, the other one waits. Then it
 # lives until it is killed.
 CLIENT = """
-import importlib, sys
+import sys
 from jasgd.runtime import wires
-module, function = sys.argv[1].split(':')
-connect = getattr(importlib.import_module(module), function)
+connect = getattr(wires, sys.argv[1])
 hello = wires.Message(wires.Verb.HELLO)
 connections = []  # None is closed.
 for deadline in (30.0, 600.0):
@@ -151,6 +151,7 @@ def test_every_field_both_ways(name, bench):
     'flags': 13,
     'worker': 2**31 - 1,
     'incarnation': 4,
+    'push': 2**41,
     'step': 2**40,
     'version': 2**50 + 1,
     'seconds': 0.1,
@@ -158,9 +159,12 @@ def test_every_field_both_ways(name, bench):
     'rate': -1e-300,
     'share': 0.25,
     'mass': 1e300,
+    'elastic_rate': 0.125,
     'read_version': 2**60,
     'text': 'Grüße',
   }
+  every = {field.name for field in dataclasses.fields(Message)}
+  assert every == {'verb', *fields, 'payload', 'copy_seconds'}
   connection = bench.connect()
   future, event = bench.ask(connection, Message(Verb.HELLO, **fields))
   assert event == (event.channel, Message(Verb.HELLO, **fields), None)

@@ -35,9 +35,6 @@ EVERY: dict[str, Callable[..., tuple[Any, Any]]] = {
   'memory': _make_memory,
   'flight': flight_case.make_flight,
 }
-# Functions that connect from other processes, as module:function, by wire. They
-# take an address, a payload size and a deadline.
-REMOTE = {
-  'memory': 'jasgd.runtime.wires._memory:connect_memory',
-  'flight': 'jasgd.runtime.wires._flight_client:connect_flight',
-}
+# Functions of `wires` that connect from other processes, by wire. They take an
+# address, a payload size and a deadline.
+REMOTE = {'memory': 'connect_memory', 'flight': 'connect_flight'}

@@ -434,7 +434,7 @@ class Server:
       raise _MessageError(
         'size', f'An EXCHANGE needs a gradient of {self.layout.size} bytes.'
       )
-    if message.push == session.next_push - 1:  # The answer was lost.
+    if session.has_answered(message):  # The answer was lost.
       self._members.repeat_answer(session)
       return None
     stale = session.check_push(message, self.clock)
@@ -518,7 +518,7 @@ class Server:
     The learner goes on with the newest weights, unless the run has diverged.
     """
     session = self._members.get_sender(channel, message)
-    if message.push == session.next_push - 1:  # The answer was lost.
+    if session.has_answered(message):  # The answer was lost.
       self._members.repeat_answer(session)
       return
     session.check_push(message, self.clock)

@@ -86,6 +86,10 @@ class LearnerSession:
     """Whether this is the session of a process."""
     return bool(instance) and self.instance == instance
 
+  def has_answered(self, message: _messages.Message) -> bool:
+    """Whether a push is the last one again."""
+    return 0 <= message.push == self.next_push - 1
+
   def check_push(
     self, message: _messages.Message, version: int
   ) -> _snapshots.Snapshot:

@@ -48,7 +48,7 @@ import zlib
 import numpy as np
 
 MAGIC = b'jasg'
-VERSION = 3
+VERSION = 4
 _HEAD = struct.Struct('<4sHBBIiiIqqqQddddddqI')
 _CHECKSUM = struct.Struct('<I')
 HEAD_SIZE = _HEAD.size + _CHECKSUM.size
@@ -115,8 +115,8 @@ class Message:
 
   Attributes:
     verb: Kind of the message.
-    fate: Fate of a gradient (`protocols.Fate`) or of a node's message
-      (`gossip.Outcome`), in answers.
+    fate: Fate of the learner's last gradient (`protocols.Fate`) or of a node's
+      message (`gossip.Outcome`), in answers.
     flags: `Flag`s.
     worker: Number of the learner or node that the message is about: the one
       that asks or is answered, or in a LOST the node that is dead; -1: none.
@@ -135,7 +135,7 @@ class Message:
     mass: Mass of the weights in the payload, in push-sum.
     elastic_rate: Rate by which a node has made the force in the payload.
     read_version: Version of the centre's weights with which a node computed the
-      force that is the payload.
+      force in the payload.
     text: Text; see `Verb`.
     payload: Bytes: a flat uint8 array, aligned to 64 bytes, that does not
       change until the message is answered.
