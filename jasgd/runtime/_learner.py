@@ -146,12 +146,11 @@ class Learner:
     message = _messages.Message(
       _Verb.HELLO,
       worker=self._learner,
-      step=-1,
       text=json.dumps(self._hello),
     )
     if self._unanswered is not None:
       sent = self._unanswered[0]
-      message.step, message.version = sent.step, sent.version
+      message.push, message.version = sent.push, sent.version
       message.incarnation, message.seconds = sent.incarnation, sent.seconds
     return message
 
@@ -183,36 +182,36 @@ class Learner:
     while answer.verb != _Verb.END:
       if self._stopped.is_set():
         return self._leave()
-      push, seconds = self._compute(answer, answer.step)
-      message = self._make_message(push, seconds, answer, answer.step)
+      push, seconds = self._compute(answer, answer.push)
+      message = self._make_message(push, seconds, answer, answer.push)
       answer = self._exchange(message, push)
     return answer.text
 
   def _compute(
-    self, weights: _messages.Message, step: int
+    self, weights: _messages.Message, number: int
   ) -> tuple[engine.Push, float]:
     """Computes a push at some weights; gives it with the seconds it took."""
     num_steps = self._run_settings['steps_per_push']
-    return self._computing.compute(weights, step * num_steps, num_steps)
+    return self._computing.compute(weights, number * num_steps, num_steps)
 
   def _learn_overlapped(self, answer: _messages.Message) -> str:
     """Fetches the next weights while a gradient is computed."""
     # Seconds of the last gradient and of the last fetch.
     usual = fetch_seconds = 0.0
     with futures.ThreadPoolExecutor(1) as thread:
-      weights, step = answer, answer.step
+      weights, number = answer, answer.push
       while True:
         if self._stopped.is_set():
           return self._leave()
         # The fetch ends just before the gradient: weights that wait grow stale.
         delay = max(0.0, usual - 1.5 * fetch_seconds)
         computed = threading.Event()
-        fetched = thread.submit(self._fetch_later, computed, delay, step)
+        fetched = thread.submit(self._fetch_later, computed, delay)
         try:
-          push, usual = self._compute(weights, step)
+          push, usual = self._compute(weights, number)
         finally:
           computed.set()
-        message = self._make_message(push, usual, weights, step)
+        message = self._make_message(push, usual, weights, number)
         message.flags = _Flag.KEEPS_WEIGHTS
         try:
           following, fetch_seconds = fetched.result()
@@ -227,10 +226,10 @@ class Learner:
           return answer.text
         # After a gradient that is not finite, the answer has weights.
         weights = answer if answer.payload is not None else following
-        step = answer.step
+        number = answer.push
 
   def _fetch_later(
-    self, computed: threading.Event, delay: float, step: int
+    self, computed: threading.Event, delay: float
   ) -> tuple[_messages.Message, float]:
     """Fetches weights after a delay, or earlier once the gradient is computed.
 
@@ -239,9 +238,7 @@ class Learner:
     """
     computed.wait(delay)
     begin = time.perf_counter()
-    answer = self._request(
-      _messages.Message(_Verb.FETCH, worker=self._learner, step=step)
-    )
+    answer = self._request(_messages.Message(_Verb.FETCH, worker=self._learner))
     return answer, time.perf_counter() - begin
 
   def _learn_apart(self, answer: _messages.Message) -> str:
@@ -251,7 +248,7 @@ class Learner:
     )
     computing, functions = self._computing, self._computing.functions
     position = self._run_settings['num_computed']
-    weights, push_number = answer, answer.step
+    weights, number = answer, answer.push
     copy = functions.start_copy(computing.view(weights))
     since_push = since_fetch = 0
     seconds = 0.0
@@ -276,10 +273,10 @@ class Learner:
         seconds += computing.sleep_until_min_seconds(begin, num_steps)
         flags = _Flag.KEEPS_WEIGHTS if since_fetch < n_fetch else _Flag.NONE
         is_lost = not push.is_finite
-        message = self._make_message(push, seconds, weights, push_number)
+        message = self._make_message(push, seconds, weights, number)
         message.flags = flags
         answer = self._exchange(message, push)
-        seconds, since_push, push_number = 0.0, 0, push_number + 1
+        seconds, since_push, number = 0.0, 0, number + 1
         if is_lost and answer.payload is not None:
           copy = functions.start_copy(computing.view(answer))
       if answer.payload is not None:
@@ -292,14 +289,14 @@ class Learner:
     push: engine.Push,
     seconds: float,
     weights: _messages.Message,
-    step: int,
+    number: int,
   ) -> _messages.Message:
     """Makes the message of a push: a NOTICE if it is not finite."""
     return _messages.Message(
       _Verb.EXCHANGE if push.is_finite else _Verb.NOTICE,
       worker=self._learner,
       incarnation=weights.incarnation,
-      step=step,
+      push=number,
       version=weights.version,
       seconds=seconds,
       loss=float(push.loss),

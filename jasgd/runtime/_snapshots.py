@@ -45,17 +45,18 @@ class Snapshot:
     self,
     *,
     worker: int = -1,
-    step: int | None = None,
+    push: int = -1,
     fate: int = 0,
     text: str = '',
   ) -> _messages.Message:
-    """A SNAPSHOT message about these weights; `step` is theirs by default."""
+    """A SNAPSHOT message of these weights."""
     return _messages.Message(
       _messages.Verb.SNAPSHOT,
       fate,
       worker=worker,
       incarnation=self.incarnation,
-      step=self.step if step is None else step,
+      push=push,
+      step=self.step,
       version=self.version,
       rate=self.rate,
       mass=self.mass,

@@ -360,9 +360,8 @@ class PeerLoop:
 
   def _send(self, node: int, time: float, send: gossip.Send) -> None:
     """Sends a node's weights over its link, one message after another."""
-    message = gossip.Message(
-      node, self._version[node], self._step[node], send.share
-    )
+    version, step = self._version[node], self._step[node]
+    message = gossip.Message(node, version, step, send.share, mass=send.mass)
     if self._is_instant:
       self._deliver(send.peer, time, (self._life[node], send, message, True))
       return
@@ -392,8 +391,9 @@ class PeerLoop:
     if outcome is not _TAKEN and (
       outcome is gossip.Outcome.UNKNOWN or not is_sender_alive
     ):
-      mass = message.share if self._has_mass else 0.0
-      self._rows += _rows.pack_lost(sender, node, message, time, time, mass)
+      self._rows += _rows.pack_lost(
+        sender, node, message, time, time, message.mass
+      )
     if is_sender_alive:
       if self._is_up[node]:
         self._machines[sender].on_outcome(send, outcome)

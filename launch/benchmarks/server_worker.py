@@ -218,7 +218,7 @@ def learn(
   )
   hello = json.dumps({'fingerprint': fingerprint, 'instance': str(rank)})
   answer = connection.request(
-    runtime.Message(runtime.Verb.HELLO, step=-1, text=hello),
+    runtime.Message(runtime.Verb.HELLO, text=hello),
     deadline=_DEADLINE,
   )
   message = runtime.Message(runtime.Verb.EXCHANGE, worker=answer.worker)
@@ -230,7 +230,7 @@ def learn(
     answer = connection.request(
       dataclasses.replace(
         message,
-        step=answer.step,
+        push=answer.push,
         version=answer.version,
         incarnation=answer.incarnation,
       ),

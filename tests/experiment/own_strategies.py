@@ -42,6 +42,12 @@ class Every(protocols.Protocol):
     return protocols.Decision(protocols.Fate.APPLIED, is_due, (learner,))
 
 
+class Late(protocols.constant_delay):
+  """A constant delay under another name."""
+
+  name = 'late'
+
+
 class NeighbourNode(gossip.PeerNode):
   """Asks the next node."""
 

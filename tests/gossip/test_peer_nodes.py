@@ -198,6 +198,20 @@ def test_push_keeps_the_share_that_was_not_taken(outcome, kept):
   )
 
 
+def test_push_sum_sends_mass_and_mixes_by_mass():
+  machine = _make(gossip.PushSum(peers='permutation'))
+  step = next(step for step in range(1, 9) if len(machine.on_step(step)) > 1)
+  machine.mass = 0.5
+  send, _ = machine.on_step(step)
+  assert (send.share, send.mass, machine.mass) == (0.0, 0.25, 0.25)
+  message = _message(share=0.0)._replace(mass=0.75)
+  machine.on_message(message)
+  assert machine.mix_waiting() == gossip.Mix(0.25, ((message, 0.75),))
+  assert machine.mass == 1.0
+  machine.on_outcome(send, Outcome.FULL)
+  assert machine.mass == 1.25
+
+
 def test_an_outcome_that_comes_late_changes_no_later_mix():
   machine = _make(gossip.Push(peers='permutation'))
   steps = [step for step in range(1, 20) if len(machine.on_step(step)) > 1]
@@ -238,7 +252,7 @@ def test_a_node_that_is_done_refuses_mass_of_slower_nodes():
 def test_a_mix_without_any_mass_changes_nothing():
   machine = _make(gossip.PushSum())
   machine.mass = 0.0
-  message = _message(share=0.0)
+  message = _message()._replace(share=0.0, mass=0.0)
   machine.on_message(message)
   assert machine.mix_waiting() == gossip.Mix(1.0, ((message, 0.0),))
 
@@ -387,14 +401,16 @@ class Masses(stateful.RuleBasedStateMachine):
     sender, send = self.under_way.pop(index % len(self.under_way))
     outcome = fails
     if fails is None:
-      message = gossip.Message(sender.node, 0, send.step, send.share)
+      message = gossip.Message(
+        sender.node, 0, send.step, send.share, mass=send.mass
+      )
       outcome = self.nodes[send.peer].on_message(message)
     if outcome == Outcome.UNKNOWN:
-      self.lost += send.share
+      self.lost += send.mass
     if sender is self.nodes[sender.node]:
       sender.on_outcome(send, outcome)
     elif outcome not in (Outcome.TAKEN, Outcome.UNKNOWN):
-      self.lost += send.share  # Its sender is dead.
+      self.lost += send.mass  # Its sender is dead.
 
   @stateful.rule(node=nodes_st)
   def finish(self, node):
@@ -418,7 +434,7 @@ class Masses(stateful.RuleBasedStateMachine):
   @stateful.invariant()
   def all_mass_is_somewhere(self):
     held = sum(machine.held_mass for machine in self.nodes)
-    sent = sum(send.share for _, send in self.under_way)
+    sent = sum(send.mass for _, send in self.under_way)
     assert held + sent + self.lost == pytest.approx(NUM_NODES)
     assert min(machine.mass for machine in self.nodes) >= 0
 

@@ -13,6 +13,7 @@ from jasgd.runtime import wires
 
 _Verb = wires.Verb
 _FAR = 10**7  # No run gets there.
+_FLOATS = ('seconds', 'loss', 'rate', 'share', 'mass', 'elastic_rate')
 
 
 class Case(NamedTuple):
@@ -58,7 +59,7 @@ class Maker:
 
   def make_welcome(self):
     """A good HELLO."""
-    return Case(self._encode(_Verb.HELLO, step=-1, text=self._say()), True)
+    return Case(self._encode(_Verb.HELLO, text=self._say()), True)
 
   def _say(self, **changes):
     said = {
@@ -81,8 +82,10 @@ class Maker:
       flags=rng.randrange(16),
       worker=rng.randrange(-1, 4),
       incarnation=rng.randrange(3),
+      push=rng.randrange(-1, 1000),
       step=rng.randrange(1000),
       version=rng.randrange(1000),
+      **{name: rng.uniform(-1.0, 2.0) for name in _FLOATS},
       text=rng.choice(['', '{}', self._say(), 'x' * rng.randrange(100)]),
     )
 
@@ -145,20 +148,19 @@ class Maker:
         ({'instance': 7}, {}),
         ({'pid': -1}, {}),
         ({'pid': True}, {}),
-        ({}, {'step': -2}),
-        ({}, {'step': 1 << 40}),
-        ({}, {'step': 1, 'version': -1}),
-        ({}, {'step': 1, 'seconds': float('nan')}),
+        ({}, {'push': -2}),
+        ({}, {'push': 1 << 40}),
+        ({}, {'push': 1, 'version': -1}),
+        ({}, {'push': 1, 'seconds': float('nan')}),
       ]
     )
     text = self._say(**changes)
     if self._rng.random() < 0.1:
       text = self._rng.choice(['', '[]', 'null', '{}', '{' * 30000])
-    fields = {'step': -1, **fields}
     return Case(self._encode(_Verb.HELLO, text=text, **fields), False)
 
   def _make_twice(self):
-    return Case(self._encode(_Verb.HELLO, step=-1, text=self._say()), False)
+    return Case(self._encode(_Verb.HELLO, text=self._say()), False)
 
   def _make_gradient(self):
     """A gradient with one wrong field."""
@@ -166,7 +168,7 @@ class Maker:
     right = {
       'worker': welcome.worker,
       'incarnation': welcome.incarnation,
-      'step': welcome.step,
+      'push': welcome.push,
       'version': welcome.version,
     }
     wrong = rng.choice(
@@ -174,8 +176,8 @@ class Maker:
         {'worker': 0},
         {'worker': 1},
         {'worker': -1},
-        {'step': welcome.step + rng.randrange(1, _FAR)},
-        {'step': welcome.step - rng.randrange(2, _FAR)},
+        {'push': welcome.push + rng.randrange(1, _FAR)},
+        {'push': welcome.push - rng.randrange(2, _FAR)},
         {'version': welcome.version + _FAR},
         {'version': -1},
         {'incarnation': welcome.incarnation + 1},

@@ -143,11 +143,11 @@ class Client:
       'instance': self.instance,
       **said,
     }
-    message = Message(Verb.HELLO, step=-1) if held is None else held
+    message = Message(Verb.HELLO) if held is None else held
     self.say(
       Verb.HELLO,
       worker=self.learner if worker is None else worker,
-      step=message.step,
+      push=message.push,
       version=message.version,
       incarnation=message.incarnation,
       text=json.dumps(said),
@@ -161,14 +161,14 @@ class Client:
     self.computing.learner = self.learner
     self.computing.local_rate = self.bench.settings.local_rate
     push, _ = self.computing.compute(
-      weights, weights.step * num_steps, num_steps
+      weights, weights.push * num_steps, num_steps
     )
     self.computing.layout.pack(push.message, self.connection.outgoing)
     return Message(
       Verb.EXCHANGE,
       **{
         'worker': self.learner,
-        'step': weights.step,
+        'push': weights.push,
         'version': weights.version,
         'incarnation': weights.incarnation,
         'loss': float(push.loss),

@@ -58,7 +58,8 @@ def _make_force(centre, value, read_version=0):
     worker=1,
     version=3,
     step=2,
-    share=0.2,
+    share=1.0,
+    elastic_rate=0.2,
     read_version=read_version,
     payload=payload,
   )

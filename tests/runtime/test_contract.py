@@ -4,7 +4,9 @@ Each test fails if two of these are swapped, or if a gradient is computed at
 other weights than those in the message.
 """
 
+import contextlib
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,8 @@ from tests import trees
 from tests.runtime import cases
 from tests.runtime import peer_cases
 
+Kind = traces.Kind
+
 
 class Client(wires.Channel):
   """A channel of the server that reads the trace's file at each answer."""
@@ -31,12 +35,21 @@ class Client(wires.Channel):
     self._server = server
     self._folder = folder
     self.answer = None
-    self.num_records = 0  # In the file, when the answer was sent.
+    self.weights = None  # The last answer that had some.
+    self.kinds = []  # Of the records in the file, when the answer was sent.
+    self.num_answers = 0
+
+  @property
+  def num_records(self):
+    return len(self.kinds)
 
   def send(self, message, snapshot=None):
     self.answer = message
+    self.num_answers += 1
+    if snapshot is not None:
+      self.weights = message
     trace = traces.Trace.load(self._folder.trace, allow_truncated=True)
-    self.num_records = len(trace.records)
+    self.kinds = [Kind(each) for each in trace.records['kind']]
 
   def close(self):
     pass
@@ -51,17 +64,30 @@ class Client(wires.Channel):
 
   def join(self):
     said = {'fingerprint': self._server.fingerprint}
-    return self.ask(wires.Verb.HELLO, step=-1, text=json.dumps(said))
+    return self.ask(wires.Verb.HELLO, text=json.dumps(said))
 
-  def push(self):
-    answer = self.answer
+  def push(self, flags=0):
     return self.ask(
       wires.Verb.EXCHANGE,
-      worker=answer.worker,
-      step=answer.step,
-      version=answer.version,
+      flags=flags,
+      worker=self.answer.worker,
+      push=self.answer.push,
+      version=self.weights.version,
       payload=np.zeros(self._server.layout.size, np.uint8),
     )
+
+  def notice(self):
+    """Says that a gradient was not finite."""
+    return self.ask(
+      wires.Verb.NOTICE,
+      worker=self.answer.worker,
+      push=self.answer.push,
+      version=self.weights.version,
+      loss=math.nan,
+    )
+
+  def fetch(self, step):
+    return self.ask(wires.Verb.FETCH, worker=self.answer.worker, step=step)
 
 
 @pytest.fixture
@@ -70,11 +96,23 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def server(folder):
-  settings = cases.make_settings(num_learners=1, checkpoint_seconds=1e6)
-  server = runtime.Server(settings, folder)
-  yield server
-  server.close()
+def open_server(folder):
+  """A function that opens the one server of a test."""
+  with contextlib.ExitStack() as stack:
+
+    def open_server(protocol=None):
+      settings = cases.make_settings(
+        protocol=protocol, num_learners=1, checkpoint_seconds=1e6
+      )
+      server = runtime.Server(settings, folder)
+      return stack.enter_context(contextlib.closing(server))
+
+    yield open_server
+
+
+@pytest.fixture
+def server(open_server):
+  return open_server()
 
 
 def test_a_learner_is_answered_after_its_record_is_flushed(server, folder):
@@ -84,6 +122,56 @@ def test_a_learner_is_answered_after_its_record_is_flushed(server, folder):
     answer = client.push()
     assert (answer.verb, answer.version) == (wires.Verb.SNAPSHOT, number)
     assert client.num_records == 1 + number  # The join, and each push.
+
+
+def test_weights_are_sent_after_the_record_of_their_fetch(open_server, folder):
+  """A learner with a replica of its own: each SNAPSHOT has a FETCH record."""
+  server = open_server(protocols.downpour(2, 3))
+  client = Client(server, folder)
+  expected = [Kind.JOIN, Kind.FETCH]
+
+  def check(answer, verb, *kinds):
+    expected.extend(kinds)
+    assert answer.verb == verb
+    assert client.kinds == expected
+    if verb == wires.Verb.SNAPSHOT:
+      assert answer.version == server.clock
+
+  check(client.join(), wires.Verb.SNAPSHOT)
+  for start in (0, 6):  # Pushes after 2, 4 and 6 steps; fetches after 3 and 6.
+    keep = wires.Flag.KEEPS_WEIGHTS
+    check(client.push(keep), wires.Verb.ANSWER, Kind.PUSH)
+    check(client.fetch(start + 3), wires.Verb.SNAPSHOT, Kind.FETCH)
+    check(client.push(keep), wires.Verb.ANSWER, Kind.PUSH)
+    check(client.push(), wires.Verb.SNAPSHOT, Kind.PUSH, Kind.FETCH)
+  assert client.num_answers == 9
+
+
+@pytest.mark.parametrize(
+  ('protocol', 'kinds'),
+  [
+    (protocols.asynchronous, [Kind.PUSH]),
+    # A learner with a replica of its own, which is not finite, joins again.
+    (
+      lambda: protocols.downpour(2, 3),
+      [Kind.PUSH, Kind.LEAVE, Kind.JOIN, Kind.FETCH],
+    ),
+  ],
+  ids=['asynchronous', 'downpour'],
+)
+def test_a_notice_is_answered_after_its_record(
+  open_server, folder, protocol, kinds
+):
+  """Until the run has diverged, which is recorded before anybody is told."""
+  client = Client(open_server(protocol()), folder)
+  client.join()
+  expected = list(client.kinds)
+  while (answer := client.notice()).verb == wires.Verb.SNAPSHOT:
+    expected += kinds
+    assert client.kinds == expected
+  assert answer.verb == wires.Verb.END
+  assert client.kinds == [*expected, Kind.PUSH, Kind.END, Kind.LEAVE]
+  assert 2 < client.num_answers < 20
 
 
 def test_weights_that_cannot_be_recorded_are_not_published(

@@ -110,6 +110,7 @@ class Host:
       return gossip.Outcome.UNREACHABLE
     message.payload = np.zeros(self._script.layout.size, np.uint8)
     write(message.payload)
+    self._script.messages.append(message)
     if peer == gossip.CENTRE:
       return self._script.move_centre(message)
     return self._script.exchangers[peer].receive(message)
@@ -150,6 +151,7 @@ class Script:
     )
     self.layout = self.settings.make_layout()
     self.rows = []
+    self.messages = []
     self.hosts = {}
     self.books = {node: Book(self.rows, node) for node in range(NUM_NODES)}
     self.weights, self.exchangers, self.saved = {}, {}, {}
@@ -213,7 +215,7 @@ class Script:
         'source': message.worker,
         'source_version': message.version,
         'own_weight': 1.0,
-        'weight': message.share,
+        'weight': message.elastic_rate,
         'version': version,
         'step': version,
       }
@@ -290,6 +292,33 @@ def test_simulated_and_real_nodes_leave_equal_records(name, events):
     assert any(is_lost) == name.startswith('pull')
   elif 'elastic' in name:
     assert any(is_lost) == ('choosy' in name)
+
+
+@pytest.mark.parametrize('name', STRATEGIES)
+def test_fields_of_messages_mean_what_their_names_say(name):
+  """A share of a mix, a mass of push-sum, and the rate of an elastic force."""
+  strategy = STRATEGIES[name]
+  script = Script(strategy)
+  trace = simulation.simulate(
+    strategy, num_workers=NUM_NODES, num_gradients=NUM_STEPS * NUM_NODES
+  )
+  script.run(trace)
+  sent = [
+    (message.share, message.mass, message.elastic_rate)
+    for message in script.messages
+  ]
+  if 'pull' in name:
+    assert not sent
+  elif name == 'push':
+    assert set(sent) == {(0.5, 0.0, 0.0)}
+  elif strategy.has_mass:
+    assert all(share == rate == 0 < mass < 1 for share, mass, rate in sent)
+  else:
+    assert set(sent) == {(1.0, 0.0, 0.25)}
+  assert 'pull' in name or sent
+  for message in script.messages:
+    assert message.push == -1  # Nodes make no pushes.
+    assert 1 <= message.step <= NUM_STEPS
 
 
 # --- The calls of a real run, repeated on a fresh machine.

@@ -109,7 +109,7 @@ class _Training:
   def ask(self):
     """The status, and the accepted messages that are not of learners."""
     status = self.run.get_status()
-    learners = [each['step'] + 1 for each in status['learners'].values()]
+    learners = [each['next_push'] + 1 for each in status['learners'].values()]
     accepted = status['counts'].pop('accepted', 0)
     others = accepted - sum(learners[: len(WIRES)]) - self._num_asked
     self._num_asked += 1
@@ -179,7 +179,7 @@ def test_bad_messages_are_refused_and_counted(processes, tmp_path):
     assert min(sent.values()) > NUM_MESSAGES / 20
     assert set(refused) >= {
       *('garbage', 'truncated', 'oversized', 'damaged', 'verb', 'version'),
-      *('size', 'clock', 'stranger', 'worker', 'step', 'number'),
+      *('size', 'clock', 'stranger', 'worker', 'push', 'number'),
       *('future', 'hello', 'fingerprint', 'taken', 'twice'),
     }
     clock = status['clock']

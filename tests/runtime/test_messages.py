@@ -28,6 +28,7 @@ MESSAGES = st.builds(
   ),
   worker=INT32,
   incarnation=INT32,
+  push=INT64,
   step=INT64,
   version=INT64,
   seconds=FLOAT,
@@ -35,6 +36,7 @@ MESSAGES = st.builds(
   rate=FLOAT,
   share=FLOAT,
   mass=FLOAT,
+  elastic_rate=FLOAT,
   read_version=INT64,
   # Other characters are replaced: see the tests of texts.
   text=st.text(
@@ -108,7 +110,7 @@ def test_appended_bytes_are_found(message, more):
   assert caught.value.reason == 'oversized'
 
 
-@pytest.mark.parametrize('start', [b'', MAGIC, MAGIC + b'\x02\x00'], ids=repr)
+@pytest.mark.parametrize('start', [b'', MAGIC, MAGIC + b'\x03\x00'], ids=repr)
 @hypothesis.given(garbage=st.binary(max_size=300))
 @settings
 def test_garbage_is_refused(start, garbage):

@@ -31,7 +31,7 @@ def test_learners_wait_for_each_other(open_bench):
   for number, client in enumerate((first, second, third)):
     client.hear()
     assert client.last.verb == Verb.SNAPSHOT
-    assert (client.last.worker, client.last.step) == (number, 0)
+    assert (client.last.worker, client.last.push) == (number, 0)
     assert json.loads(client.last.text)['learner'] == number
 
 
@@ -79,7 +79,7 @@ def test_bad_budgets_are_refused(options, message):
 # --- Gradients.
 
 
-def test_a_repeated_step_gets_the_first_answer(open_bench):
+def test_a_repeated_push_gets_the_first_answer(open_bench):
   bench = open_bench(num_learners=2)
   first, second = join(bench, 2)
   message = first.make_push()
@@ -87,7 +87,7 @@ def test_a_repeated_step_gets_the_first_answer(open_bench):
   second.push()
   assert bench.server.clock == 2
   (again,) = first.send(message)
-  assert (again.verb, again.fate, again.step) == (Verb.SNAPSHOT, 0, 1)
+  assert (again.verb, again.fate, again.push) == (Verb.SNAPSHOT, 0, 1)
   assert (again.version, again.incarnation) == (answer.version, 0) == (1, 0)
   np.testing.assert_array_equal(again.payload, answer.payload)
   assert bench.server.clock == 2
@@ -101,9 +101,9 @@ def test_a_repeated_step_gets_the_first_answer(open_bench):
 def test_a_repeated_notice_gets_the_first_answer(open_bench):
   bench = open_bench(num_learners=1)
   (client,) = join(bench, 1)
-  message = Message(Verb.NOTICE, worker=0, step=0, loss=math.nan)
+  message = Message(Verb.NOTICE, worker=0, push=0, loss=math.nan)
   answers = client.send(message) + client.send(message)
-  assert [answer.step for answer in answers] == [1, 1]
+  assert [answer.push for answer in answers] == [1, 1]
   assert bench.server.describe()['fates'] == {'not_finite': 1}
 
 
@@ -263,12 +263,12 @@ def test_divergence_ends_the_run(open_bench, caplog):
   first, second = join(bench, 2)
   first.push()
   second.push()
-  for step in range(1, 5):
+  for push in range(1, 5):
     assert bench.server.end_reason is None
     answer = second.ask(
       Verb.NOTICE,
       worker=1,
-      step=step,
+      push=push,
       version=second.last.version,
       loss=math.inf,
     )
@@ -278,7 +278,7 @@ def test_divergence_ends_the_run(open_bench, caplog):
   assert status['learners']['1']['num_not_finite'] == 4
   for word in ('learner 1', 'staleness was 0.5', 'rate', 'rule of thumb'):
     assert word in status['end_reason']
-  assert 'Learner 1: the gradient of step 1' in caplog.text
+  assert 'Learner 1: the gradient of push 1' in caplog.text
   fates = bench.server.get_trace().fate.tolist()
   assert fates.count(Fate.NOT_FINITE) == 4
 
@@ -287,8 +287,8 @@ def test_a_finite_gradient_resets_the_count_of_others(open_bench):
   bench = open_bench(num_learners=1)
   (client,) = join(bench, 1)
   for _ in range(8):
-    step, clock = client.last.step, client.last.version
-    client.ask(Verb.NOTICE, worker=0, step=step, version=clock, loss=math.nan)
+    push, clock = client.last.push, client.last.version
+    client.ask(Verb.NOTICE, worker=0, push=push, version=clock, loss=math.nan)
     client.push()
   assert bench.server.end_reason is None
   assert bench.server.clock == 8
@@ -299,8 +299,8 @@ def test_a_replica_that_is_not_finite_starts_again(open_bench):
   task = cases.make_task()
   bench = open_bench(protocols.downpour(2, 3), task, num_learners=1)
   (client,) = join(bench, 1)
-  answer = client.ask(Verb.NOTICE, worker=0, step=0, loss=math.nan)
-  assert (answer.verb, answer.step) == (Verb.SNAPSHOT, 1)
+  answer = client.ask(Verb.NOTICE, worker=0, push=0, loss=math.nan)
+  assert (answer.verb, answer.push) == (Verb.SNAPSHOT, 1)
   kinds = bench.server.get_trace().records['kind'].tolist()
   names = [traces.Kind(kind).name for kind in kinds]
   assert ' '.join(names) == 'JOIN FETCH PUSH LEAVE JOIN FETCH'
@@ -325,7 +325,7 @@ def test_buffers_are_kept(open_bench, is_overlapped):
       if flags:
         assert answer.verb == Verb.ANSWER
         client.weights = fetched
-        client.weights.step = answer.step
+        client.weights.push = answer.push
     if round_number % 10 == 0:
       bench.check_leases()
   assert bench.server.clock == 300
@@ -346,7 +346,7 @@ def test_all_messages_are_counted(open_bench):
   client.say(Verb.STATUS)
   client.say(Verb.PULL)
   client.say(Verb.WAIT)
-  client.send(Message(Verb.EXCHANGE, worker=0, step=9))
+  client.send(Message(Verb.EXCHANGE, worker=0, push=9))
   client.say(Verb.LEAVE)
   counts = get_counts(bench)
   assert counts == {'accepted': 5, 'verb': 1, 'size': 1}

@@ -96,7 +96,7 @@ def test_waiting_learners_may_come_back_last(open_bench, tmp_path):
     if number == 2:
       assert answer.flags == Flag.RESEND
       (answer,) = client.send(held[2])
-    assert (answer.verb, answer.version, answer.step) == (Verb.SNAPSHOT, 2, 2)
+    assert (answer.verb, answer.version, answer.push) == (Verb.SNAPSHOT, 2, 2)
   assert bench.server.describe()['fates'] == {'applied': 6}
   for client in clients:
     client.push()

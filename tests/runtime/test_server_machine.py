@@ -166,7 +166,7 @@ class Machine(stateful.RuleBasedStateMachine):
       client.send(client.pushed)
       self.hear_all()
       if client.last.verb == Verb.ANSWER:  # Otherwise it is held back.
-        fetched.step = client.last.step
+        fetched.push = client.last.push
         client.weights = fetched
 
   @stateful.rule(data=strategies.data())
@@ -189,7 +189,7 @@ class Machine(stateful.RuleBasedStateMachine):
       client.say(
         Verb.NOTICE,
         worker=client.learner,
-        step=weights.step,
+        push=weights.push,
         version=weights.version,
         incarnation=weights.incarnation,
       )
@@ -206,16 +206,16 @@ class Machine(stateful.RuleBasedStateMachine):
     # What is right may be said as well; but not what ends all.
     if client is None or verb in (Verb.LEAVE, Verb.STOP, Verb.FETCH):
       return
-    learner, step, clock, incarnation = numbers
+    learner, push, clock, incarnation = numbers
     client.send(
       Message(
         verb,
         worker=learner + 100,
-        step=step,
+        push=push,
         version=clock,
         incarnation=incarnation,
         text=text,
-        payload=np.zeros(3, np.uint8) if step > 3 else None,
+        payload=np.zeros(3, np.uint8) if push > 3 else None,
       )
     )
     if verb not in (Verb.STATUS, Verb.PULL):

@@ -34,9 +34,9 @@ def refuse_held(bench):
   return client, Message(Verb.FETCH, worker=0)
 
 
-def refuse_step(bench):
+def refuse_push(bench):
   (client,) = join(bench, 1)
-  return client, client.make_push(step=1)
+  return client, client.make_push(push=1)
 
 
 def refuse_clock(bench):
@@ -81,7 +81,7 @@ def refuse_fetch(bench):
 
 def make_hello(bench, **said):
   said = {'fingerprint': bench.server.fingerprint, **said}
-  return Message(Verb.HELLO, step=-1, text=json.dumps(said))
+  return Message(Verb.HELLO, text=json.dumps(said))
 
 
 def refuse_fingerprint(bench):
@@ -90,7 +90,7 @@ def refuse_fingerprint(bench):
 
 def refuse_hello(text):
   def refuse(bench):
-    return bench.connect(), Message(Verb.HELLO, step=-1, text=text)
+    return bench.connect(), Message(Verb.HELLO, text=text)
 
   return refuse
 
@@ -99,9 +99,9 @@ def refuse_said(**said):
   return lambda bench: (bench.connect(), make_hello(bench, **said))
 
 
-def refuse_held_step(bench):
+def refuse_held_push(bench):
   message = make_hello(bench)
-  message.step = 1 << 40
+  message.push = 1 << 40
   return bench.connect(), message
 
 
@@ -137,7 +137,7 @@ REFUSALS = {
   'stranger': ('stranger', refuse_stranger),
   'learner': ('worker', refuse_learner),
   'held': ('held', refuse_held),
-  'step': ('step', refuse_step),
+  'push': ('push', refuse_push),
   'incarnation': ('clock', refuse_clock),
   'future': ('future', refuse_future),
   'no payload': ('size', refuse_size),
@@ -153,7 +153,7 @@ REFUSALS = {
   'instance': ('hello', refuse_said(instance='\ud800')),
   'many devices': ('hello', refuse_said(num_devices=3)),
   'no devices': ('hello', refuse_said(num_devices=True)),
-  'a step too far': ('hello', refuse_held_step),
+  'a push too far': ('hello', refuse_held_push),
   'taken': ('taken', refuse_taken),
   'twice': ('twice', refuse_twice),
   'verb': ('verb', refuse_verb),

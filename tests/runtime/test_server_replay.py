@@ -362,7 +362,7 @@ def test_gradients_in_flight_when_a_server_dies(tmp_path):
     if client is fast:
       assert answer.verb == scripted.Verb.SNAPSHOT
       assert (answer.incarnation, answer.version) == (1, bench.server.clock)
-      assert answer.step == 1
+      assert answer.push == 1
     else:
       assert answer.flags == scripted.Flag.RESEND
       (answer,) = client.send(held)

@@ -58,8 +58,9 @@ class Message(NamedTuple):
     sender: Number of the node that sent it.
     version: Version of the sender's weights.
     step: Number of steps that the sender had made.
-    share: Weight in the receiver's mix.
+    share: Weight in the receiver's mix; 0 in push-sum, where the mass is it.
     handle: Key by which the driver finds the weights themselves.
+    mass: Mass that comes with the weights, in push-sum.
   """
 
   sender: int
@@ -67,6 +68,7 @@ class Message(NamedTuple):
   step: int
   share: float
   handle: int = 0
+  mass: float = 0.0
 
 
 class Reply(NamedTuple):
@@ -98,13 +100,15 @@ class Send(NamedTuple):
 
   Attributes:
     peer: Number of the receiver.
-    share: Weight in the receiver's mix.
+    share: Weight in the receiver's mix; 0 in push-sum, where the mass is it.
     step: Number of steps that this node has made.
+    mass: Mass that goes with the weights, in push-sum.
   """
 
   peer: int
   share: float
   step: int
+  mass: float = 0.0
 
 
 class MixWaiting(NamedTuple):
@@ -394,6 +398,11 @@ class PeerNode:
   def mix_waiting(self) -> Mix | None:
     """The mix of all messages that wait; None if there are none."""
     return None
+
+  @property
+  def takes_messages(self) -> bool:
+    """Whether other nodes may send weights: whether `on_message` is given."""
+    return type(self).on_message is not PeerNode.on_message
 
   @property
   def held_mass(self) -> float:

@@ -12,6 +12,7 @@ References:
   <https://arxiv.org/abs/1611.04581>`_, 2016
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import ClassVar
 
@@ -83,18 +84,24 @@ class PushNode(_gossip.GossipNode):
     if not self.waiting:
       return None
     kept = 1.0 if self.is_done else max(0.0, 1 - sum(self._sent))
-    return self.mix_shares(kept)
+    return self.mix_by(kept, [message.share for message in self.waiting])
 
-  def mix_shares(self, own: float) -> _base.Mix:
-    """The mean of own weights and messages, with the own share `own`."""
+  def mix_by(self, own: float, others: Sequence[float]) -> _base.Mix:
+    """Mixes the waiting messages.
+
+    Args:
+      own: Share, or mass, of the own weights.
+      others: Those of the messages, in the order of `waiting`.
+
+    Returns:
+      The weighted mean.
+    """
     waiting, self.waiting = self.waiting, []
-    total = own + sum([message.share for message in waiting])
-    if not total:  # All shares are 0: the node keeps its weights.
+    total = own + sum(others)
+    if not total:  # All are 0: the node keeps its weights.
       own = total = 1.0
-    return _base.Mix(
-      own / total,
-      tuple([(message, message.share / total) for message in waiting]),
-    )
+    weights = [each / total for each in others]
+    return _base.Mix(own / total, tuple(zip(waiting, weights, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)

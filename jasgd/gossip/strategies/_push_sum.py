@@ -30,16 +30,16 @@ class PushSumNode(_push.PushNode):
     """Sends mass to the peers of this round, then mixes what waits."""
     mass = self.mass
     sends = [
-      _base.Send(peer, share * mass, step)
+      _base.Send(peer, 0.0, step, share * mass)
       for peer, share in self.choose_peers(step)
     ]
-    self.mass = max(0.0, mass - sum([send.share for send in sends]))
+    self.mass = max(0.0, mass - sum([send.mass for send in sends]))
     return [*sends, _base.MixWaiting()]
 
   @property
   def held_mass(self) -> float:
     """The node's own mass, and that of messages that wait to be mixed."""
-    return self.mass + sum([message.share for message in self.waiting])
+    return self.mass + sum([message.mass for message in self.waiting])
 
   def on_outcome(self, send: _base.Send, outcome: _base.Outcome) -> None:
     """Takes back the mass of a refused message.
@@ -47,7 +47,7 @@ class PushSumNode(_push.PushNode):
     If the node has mixed since it sent, the mass counts for its new weights.
     """
     if outcome in _push.RETURNED:
-      self.mass += send.share
+      self.mass += send.mass
 
   def on_message(self, message: _base.Message) -> _base.Outcome:
     """Lets a message wait; a node that is done refuses those of slower nodes.
@@ -63,9 +63,9 @@ class PushSumNode(_push.PushNode):
     """The mean of own weights and messages, by mass."""
     if not self.waiting:
       return None
-    own = self.mass
-    self.mass += sum([message.share for message in self.waiting])
-    return self.mix_shares(own)
+    own, others = self.mass, [message.mass for message in self.waiting]
+    self.mass += sum(others)
+    return self.mix_by(own, others)
 
 
 @dataclasses.dataclass(frozen=True)

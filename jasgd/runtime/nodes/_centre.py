@@ -128,9 +128,11 @@ class Centre(_member.Member):
         f'A force is of a node below {num_nodes} and of a version from 0 on, '
         f'got {message.worker} and {message.version}.',
       )
-    if not 0 <= message.share <= 1:
+    if message.share != 1 or not 0 <= message.elastic_rate <= 1:
       raise _messages.MessageError(
-        'share', f'A share must be from 0 to 1, got {message.share}.'
+        'share',
+        'A force has the share 1 and an elastic rate from 0 to 1, got '
+        f'{message.share} and {message.elastic_rate}.',
       )
     if not 0 <= message.read_version <= self._replica.version:
       raise _messages.MessageError(
@@ -155,7 +157,7 @@ class Centre(_member.Member):
         'source_version': message.version,
         'source_step': message.step,
         'own_weight': 1.0,
-        'weight': message.share,
+        'weight': message.elastic_rate,
         'start_time': start,
       }
       replica.commit(traces.Kind.MOVE, [row])

@@ -73,9 +73,7 @@ class Exchanger:
     self._answers: dict[int, np.ndarray] = {}
     self._waiting: dict[int, _buffers.Buffer] = {}
     self._pool = _buffers.BufferPool(layout.size)
-    self._takes_messages = (
-      type(machine).on_message is not gossip.PeerNode.on_message
-    )
+    self._takes_messages = machine.takes_messages
     # Guards the machine, the pool and `_waiting`.
     self._lock = threading.Lock()
 
@@ -201,6 +199,7 @@ class Exchanger:
         version=weights.version,
         step=weights.step,
         share=send.share,
+        mass=send.mass,
       ),
       weights.pack,
     )
@@ -214,9 +213,7 @@ class Exchanger:
         )
       self.num_full += 1
     elif outcome == _Outcome.UNKNOWN:
-      has_mass = self._machine.strategy.has_mass
-      row = {'mass': send.share if has_mass else 0.0}
-      self._record_lost(send.peer, weights.version, row)
+      self._record_lost(send.peer, weights.version, {'mass': send.mass})
 
   def _mix(self, mix: gossip.Mix, start: float) -> None:
     """Takes a weighted mean with other nodes' weights."""
@@ -259,7 +256,8 @@ class Exchanger:
         worker=self._machine.node,
         version=read_version,
         step=self._weights.step,
-        share=action.rate,
+        share=1.0,  # The centre adds the force as it is.
+        elastic_rate=action.rate,
         read_version=reply.version,
       ),
       lambda buffer: self._layout.pack(force, buffer),
@@ -297,7 +295,12 @@ class Exchanger:
     np.copyto(buffer.array, message.payload)
     handle = next(self._handles)
     header = gossip.Message(
-      message.worker, message.version, message.step, message.share, handle
+      message.worker,
+      message.version,
+      message.step,
+      message.share,
+      handle,
+      message.mass,
     )
     with self._lock:
       outcome = self._machine.on_message(header)
@@ -333,8 +336,10 @@ def _check_sender(
       'Version and step must be at least 0, got '
       f'{message.version} and {message.step}.',
     )
-  if not 0 <= message.share <= num_nodes:
-    raise _messages.MessageError(
-      'share',
-      f'The share must be from 0 to {num_nodes}, got {message.share}.',
-    )
+  for name in ('share', 'mass'):
+    if not 0 <= getattr(message, name) <= num_nodes:
+      raise _messages.MessageError(
+        name,
+        f'The {name} must be from 0 to {num_nodes}, got '
+        f'{getattr(message, name)}.',
+      )

@@ -79,13 +79,13 @@ def check_hello(
   if type(pid) is not int or not 0 <= pid <= _MAX_COUNT:
     raise _messages.MessageError('hello', f'There is no pid {pid!r:.40}.')
   # A learner that comes back says which gradient was not answered.
-  counts = (message.step, message.version, message.incarnation)
-  if message.step < -1 or max(counts) > _MAX_COUNT:
+  counts = (message.push, message.version, message.incarnation)
+  if message.push < -1 or max(counts) > _MAX_COUNT:
     raise _messages.MessageError(
       'hello',
-      f'A HELLO can not be of (step, version, incarnation) {counts}.',
+      f'A HELLO can not be of (push, version, incarnation) {counts}.',
     )
-  if message.step >= 0 and not (
+  if message.push >= 0 and not (
     min(counts) >= 0 and 0 <= message.seconds < math.inf
   ):
     raise _messages.MessageError(
@@ -129,7 +129,7 @@ def choose_entry(
   if session.was_waiting:
     return Entry.WAIT
   key = (message.incarnation, message.version)
-  if message.step == session.next_step and key in session.leases:
+  if message.push == session.next_push and key in session.leases:
     return Entry.RESEND
   return Entry.RECEIVE
 

@@ -30,7 +30,7 @@ _State = _sessions.State
 _Verb = _messages.Verb
 
 
-class Commit(Protocol):
+class Apply(Protocol):
   """Function of the server that applies a decision on a join or a leave."""
 
   def __call__(
@@ -40,15 +40,16 @@ class Commit(Protocol):
     kind: traces.Kind,
     **fields: int,
   ) -> None:
-    """Updates if the protocol says so; then records, publishes, answers."""
+    """Updates if the protocol says so; then commits: see `Server._commit`."""
 
 
 class Membership:
   """Lets learners in, answers them, and removes them.
 
   The sessions and the protocol always agree on the members. Each join and each
-  leave is decided by the protocol and passed to `commit`, which calls `release`
-  in the end: answers go out after the record.
+  leave is decided by the protocol and passed to `apply`. Learners that go on
+  for another reason are passed to `commit`. Both end in `Server._commit`, which
+  calls `record_fetches` and then `release`: answers go out after the records.
 
   Args:
     settings: Settings of the run.
@@ -58,7 +59,8 @@ class Membership:
     store: Snapshots that learners are answered with.
     end: End of the run: no learner joins after it.
     watch: Time of the run.
-    commit: Function that applies a decision of the protocol.
+    apply: Function that applies a decision of the protocol.
+    commit: Function that answers learners: `Server._commit`.
     on_failure: Called with the reason if a lost learner must end the run.
 
   Attributes:
@@ -76,7 +78,8 @@ class Membership:
     end: _ending.RunEnd,
     watch: _metrics.Stopwatch,
     *,
-    commit: Commit,
+    apply: Apply,
+    commit: Callable[..., None],
     on_failure: Callable[[str], None],
   ) -> None:
     self.attendance = _admission.Attendance(settings, sessions)
@@ -89,6 +92,7 @@ class Membership:
     self._store = store
     self._end = end
     self._watch = watch
+    self._apply = apply
     self._commit = commit
     self._on_failure = on_failure
 
@@ -133,8 +137,8 @@ class Membership:
       self._settings.describe_run(session.learner, session.num_computed)
     )
     # A gradient that it computed for an earlier connection, or incarnation.
-    first_unused = session.next_step if is_known else 0
-    if entry != _Entry.RESEND and message.step >= first_unused:
+    first_unused = session.next_push if is_known else 0
+    if entry != _Entry.RESEND and message.push >= first_unused:
       is_old = message.incarnation < self._store.newest.incarnation
       fate = _Fate.LOST_HISTORY if is_old else _Fate.DROPPED_GONE
       self._records.record_unused(
@@ -173,7 +177,7 @@ class Membership:
     session.num_gathered = 0
     session.start_time = self._watch.get_time()
     _log.info('Learner %d joined.', session.learner)
-    self._commit(
+    self._apply(
       self._protocol.on_join(session.learner),
       session,
       _Kind.JOIN,
@@ -187,7 +191,7 @@ class Membership:
 
   def _leave(self, session: _Session, lost_version: int) -> None:
     """Lets a learner leave: the protocol may update or release others."""
-    self._commit(
+    self._apply(
       self._protocol.on_leave(session.learner),
       session,
       _Kind.LEAVE,
@@ -202,7 +206,7 @@ class Membership:
   def _begin(self) -> None:
     """Answers all learners that have joined."""
     self.attendance.has_begun = True
-    self.release(sorted(self._protocol.inside))
+    self._commit(released=sorted(self._protocol.inside))
 
   # --- Learners leave, or are lost.
 
@@ -303,6 +307,27 @@ class Membership:
     self.last_pid = channel.pid
     return session
 
+  def record_fetches(self, learners: Iterable[int], clock: int) -> None:
+    """Records the fetches of learners, which `release` will answer.
+
+    Only of learners that step on replicas of their own: for others, each push
+    and each join is a fetch as well.
+
+    Args:
+      learners: Learners that the protocol lets go on.
+      clock: Clock of the weights that they will get.
+    """
+    if (
+      not self._settings.has_fetches
+      or not self.attendance.has_begun
+      or self._end.has_come
+    ):
+      return
+    for learner in dict.fromkeys(learners):  # A group may name one twice.
+      session = self._sessions[learner]
+      if session.state == _State.WAITING and not session.keeps_weights:
+        self._records.record_fetch(session, clock)
+
   def release(self, learners: Iterable[int]) -> None:
     """Answers learners that the protocol lets go on, once the run has begun."""
     if not self.attendance.has_begun:
@@ -323,8 +348,6 @@ class Membership:
     if not session.keeps_weights:
       self._sessions.add_lease(session, self._store.newest)
     self._sessions.keep_last_lease(session)
-    if self._settings.has_fetches and not session.keeps_weights:
-      self._records.record_fetch(session, self._store.newest.version)
     self.repeat_answer(session)
 
   def repeat_answer(self, session: _Session) -> None:
@@ -334,25 +357,30 @@ class Membership:
 
   def fetch(self, channel: _Channel, message: _Message) -> None:
     """Handles a FETCH: a learner wants weights, and has no gradient to give."""
-    session, settings = self.get_sender(channel, message), self._settings
-    # With overlap a gradient is on its way, whose answer will say the end.
-    if self._end.has_come and settings.has_fetches:
+    session = self.get_sender(channel, message)
+    if not self._settings.has_fetches:
+      self._lend(session, channel)
+    elif self._end.has_come:
       self.send_end(session, session.lost_version)
-      return
-    snapshot = self._store.newest
-    if settings.has_fetches:
+    else:
       session.count_fetched_steps(
         message.step,
         self._protocol.steps_per_push,
         self._protocol.steps_per_fetch,
       )
-      session.start_time = self._watch.get_time()
+      session.state, session.keeps_weights = _State.WAITING, False
+      self._commit(released=[session.learner])
+
+  def _lend(self, session: _Session, channel: _Channel) -> None:
+    """Sends weights to a learner that computes, for its next gradient.
+
+    Nothing changes that a record would tell: its pushes say which weights it
+    has used. With overlap a gradient is on its way; its answer says the end.
+    """
+    snapshot = self._store.newest
     self._sessions.add_lease(session, snapshot)
-    if settings.has_fetches:
-      self._sessions.keep_last_lease(session)
-      self._records.record_fetch(session, snapshot.version)
     channel.send(
-      snapshot.make_message(worker=session.learner, step=session.next_step),
+      snapshot.make_message(worker=session.learner, push=session.next_push),
       snapshot.buffer,
     )
     self._watch.add('send')

@@ -85,7 +85,7 @@ class LearnerRecords:
     self._recorder.append(
       _Kind.PUSH,
       worker=session.learner,
-      step=self._count_minibatches(session, message.step + 1),
+      step=self._count_minibatches(session, message.push + 1),
       fate=push.fate,
       updates=push.decision.updates,
       read_version=message.version,
@@ -123,7 +123,7 @@ class LearnerRecords:
     self._metrics.count(fate, 0, message.loss)
     row = {
       'worker': session.learner,
-      'step': self._count_minibatches(session, message.step + 1),
+      'step': self._count_minibatches(session, message.push + 1),
       'fate': fate,
       'version': clock,
       'read_version': message.version,
@@ -162,7 +162,7 @@ class LearnerRecords:
     self._write(
       kind,
       worker=session.learner,
-      step=self._count_minibatches(session, session.next_step),
+      step=self._count_minibatches(session, session.next_push),
       version=clock,
       **fields,
     )

@@ -2,8 +2,9 @@
 
 The owner takes one request at a time out of an inbox. It knows nothing of wires
 and never evaluates. `Server._commit` shows the contract that real runs and
-exact replay rely on: after each change of the weights or of the members,
-record, then publish, then answer. Read it first, then `_push`, which calls it.
+exact replay rely on: after each change of the weights or of the members, each
+fetch and each gradient that was not finite, record, then publish, then answer.
+Read it first, then `_push`, which calls it.
 
 The parts have state and contracts of their own: `Sessions` (the state of each
 learner, and leases), `Membership` (learners join, leave, are lost, and are
@@ -14,7 +15,7 @@ over) and the `FrontDesk` (status, pulls, refusals).
 """
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 import logging
 import math
 import time as clocks
@@ -130,7 +131,8 @@ class Server:
       self._store,
       self._end,
       self._watch,
-      commit=self._apply_decision,
+      apply=self._apply_decision,
+      commit=self._commit,
       on_failure=self._fail,
     )
     self._desk = self._make_desk()
@@ -300,21 +302,23 @@ class Server:
 
   def _commit(
     self,
-    record: Callable[[_Snapshot | None], None],
+    record: Callable[[_Snapshot | None], None] | None = None,
     *,
-    updates: bool,
-    released: Iterable[int],
+    updates: bool = False,
+    released: Collection[int] = (),
   ) -> None:
     """Makes a change known: record, publish, answer.
 
-    The weights and the protocol have changed, and no other process knows of it.
-    The order of the parts is the server's contract and must not change.
+    The weights, the protocol or a session have changed, and no other process
+    knows of it. The order of the parts is the server's contract and must not
+    change.
 
     Args:
       record: Function that appends the records of the change. Its argument is
-        the snapshot of the new weights, if there are new weights.
+        the snapshot of the new weights, if there are new weights. None: there
+        are no records but those of fetches.
       updates: Whether the weights have changed.
-      released: Learners that the protocol lets go on.
+      released: Learners that go on: the protocol lets them, or they fetch.
     """
     # 1. The snapshot is a private copy for now; later updates donate the
     #    weights themselves.
@@ -322,7 +326,11 @@ class Server:
     # 2. The records are written and flushed *before* any other process can see
     #    the new weights. If this process is killed now, no learner has seen
     #    weights, or an answer, that the trace does not explain.
-    record(snapshot)
+    if record is not None:
+      record(snapshot)
+    # Learners with replicas of their own fetch the weights of this very change,
+    # so that their records come after its own.
+    self._members.record_fetches(released, self.clock)
     self._recorder.flush()
     self._watch.add('record')
     self._maybe_crash('recorded')
@@ -426,7 +434,7 @@ class Server:
       raise _MessageError(
         'size', f'An EXCHANGE needs a gradient of {self.layout.size} bytes.'
       )
-    if message.step == session.next_step - 1:  # The answer was lost.
+    if message.push == session.next_push - 1:  # The answer was lost.
       self._members.repeat_answer(session)
       return None
     stale = session.check_push(message, self.clock)
@@ -444,7 +452,7 @@ class Server:
       decision = protocols.Decision(_Fate.AFTER_END, False, ())
     else:
       decision = self._protocol.on_push(
-        session.learner, message.step, message.version
+        session.learner, message.push, message.version
       )
     self._end.note_finite()
     push = _Push(
@@ -510,7 +518,7 @@ class Server:
     The learner goes on with the newest weights, unless the run has diverged.
     """
     session = self._members.get_sender(channel, message)
-    if message.step == session.next_step - 1:  # The answer was lost.
+    if message.push == session.next_push - 1:  # The answer was lost.
       self._members.repeat_answer(session)
       return
     session.check_push(message, self.clock)
@@ -518,6 +526,36 @@ class Server:
     session.num_not_finite += 1
     session.fate = int(_Fate.NOT_FINITE)
     session.keeps_weights = False
+    _log.warning(
+      'Learner %d: the gradient of push %d, at clock %d, was not finite.',
+      session.learner,
+      message.push,
+      message.version,
+    )
+    # Nobody is answered between this record and the end of a run that diverged.
+    is_diverged = self._end.note_not_finite(len(self._protocol.alive))
+    # A learner's own replica is not finite either: it joins again instead.
+    rejoins = self._settings.has_fetches and not self._end.has_come
+    is_answered = not (is_diverged or rejoins)
+    if is_answered:
+      session.state = _State.WAITING
+    self._commit(
+      lambda _: self._record_not_finite(session, message),
+      released=[session.learner] if is_answered else [],
+    )
+    if is_diverged:
+      self._end.is_diverged = True
+      self._end_run(
+        self._end.explain_divergence(
+          self._sessions, self._weights, self._metrics
+        )
+      )
+      self._members.send_end(session)
+    elif rejoins:
+      self._members.rejoin(session)
+
+  def _record_not_finite(self, session: _Session, message: _Message) -> None:
+    """Records a gradient that was not finite."""
     self._records.record_unused(
       session,
       message,
@@ -526,26 +564,7 @@ class Server:
       start_time=session.start_time,
       is_released=True,
     )
-    _log.warning(
-      'Learner %d: the gradient of step %d, at clock %d, was not finite.',
-      session.learner,
-      message.step,
-      message.version,
-    )
     session.count_pushed_steps(self._protocol.steps_per_push)
-    if self._end.note_not_finite(len(self._protocol.alive)):
-      self._end.is_diverged = True
-      self._end_run(
-        self._end.explain_divergence(
-          self._sessions, self._weights, self._metrics
-        )
-      )
-    if self._end.has_come:
-      self._members.send_end(session)
-    elif self._settings.has_fetches:  # Its own replica is not finite either.
-      self._members.rejoin(session)
-    else:
-      self._members.answer(session)
 
   def _apply_decision(
     self,

@@ -38,7 +38,7 @@ class LearnerSession:
     channel: Channel for answers; None if it is not connected.
     state: Its state.
     was_waiting: Whether an absent learner was waiting before the restart.
-    next_step: Number of its next push.
+    next_push: Number of its next push.
     num_computed: Minibatches computed, where learners fetch apart from pushes.
     num_gathered: Minibatches computed since the last push, likewise.
     welcome: Text that goes with its next answer.
@@ -59,7 +59,7 @@ class LearnerSession:
   channel: _wire.Channel | None = None
   state: State = State.GONE
   was_waiting: bool = False
-  next_step: int = 0
+  next_push: int = 0
   num_computed: int = 0
   num_gathered: int = 0
   welcome: str = ''
@@ -99,13 +99,13 @@ class LearnerSession:
       The snapshot that the gradient was computed on.
 
     Raises:
-      MessageError: if step, version or computing time are impossible.
+      MessageError: if push, version or computing time are impossible.
     """
-    if message.step != self.next_step:
+    if message.push != self.next_push:
       raise _messages.MessageError(
-        'step',
-        f'The next step of learner {self.learner} is {self.next_step}, got '
-        f'{message.step}.',
+        'push',
+        f'The next push of learner {self.learner} is {self.next_push}, got '
+        f'{message.push}.',
       )
     if not 0 <= message.seconds < math.inf:
       raise _messages.MessageError(
@@ -129,7 +129,7 @@ class LearnerSession:
     if self.is_warm:
       self.longest = _settings.update_longest(self.longest, seconds)
     self.is_warm = True
-    self.next_step += 1
+    self.next_push += 1
 
   def count_pushed_steps(self, steps_per_push: int) -> None:
     """Counts the minibatches of a push."""
@@ -161,7 +161,7 @@ class LearnerSession:
     text, self.welcome = self.welcome, ''
     if self.channel is None:
       return
-    where: dict[str, Any] = {'worker': self.learner, 'step': self.next_step}
+    where: dict[str, Any] = {'worker': self.learner, 'push': self.next_push}
     if self.keeps_weights:
       self.channel.send(
         _messages.Message(_messages.Verb.ANSWER, self.fate, **where, text=text)
@@ -180,7 +180,7 @@ class LearnerSession:
         _messages.Verb.ANSWER,
         flags=_messages.Flag.RESEND,
         worker=self.learner,
-        step=self.next_step,
+        push=self.next_push,
         text=text,
       )
     )
@@ -189,7 +189,7 @@ class LearnerSession:
     """Entry of the server's status."""
     return {
       'state': str(self.state),
-      'step': self.next_step,
+      'next_push': self.next_push,
       'num_applied': self.num_applied,
       'num_not_finite': self.num_not_finite,
     }
@@ -204,7 +204,7 @@ class LearnerSession:
       'num_devices': self.num_devices,
       'is_here': self.state != State.GONE,
       'is_waiting': is_waiting,
-      'next_step': self.next_step,
+      'next_push': self.next_push,
       'num_computed': self.num_computed,
       'num_gathered': self.num_gathered,
       'fate': int(self.fate),
@@ -431,7 +431,7 @@ class Sessions:
         num_devices=each['num_devices'],
         state=State.ABSENT if each['is_here'] else State.GONE,
         was_waiting=each['is_waiting'],
-        next_step=each['next_step'],
+        next_push=each['next_push'],
         num_computed=each['num_computed'],
         num_gathered=each['num_gathered'],
         fate=each['fate'],

@@ -12,21 +12,23 @@ offset  bytes
 6       1      the verb
 7       1      fate of the worker's gradient or weights, in answers
 8       4      flags
-12      4      number of the worker, or -1
+12      4      number of the worker that the message is about, or -1
 16      4      incarnation of the weights that the message is about
 20      4      bytes of the text, n
-24      8      step
-32      8      version of the weights that the message is about
-40      8      bytes of the payload
-48      8      seconds that the worker computed
-56      8      loss of the minibatch
-64      8      rate of steps on a learner's own replica
-72      8      share: weight of the payload in the receiver's weights
-80      8      mass of a node's weights, in push-sum
-88      8      version of the centre's weights that a force is computed with
-96      4      checksum of the payload, if the flag says so
-100     4      checksum of the 100 bytes before it and of the text
-104     n      text, in UTF-8; most verbs have none
+24      8      number of a learner's push, or -1
+32      8      step: minibatches that the worker has computed
+40      8      version of the weights that the message is about
+48      8      bytes of the payload
+56      8      seconds that the worker computed
+64      8      loss of the minibatch
+72      8      rate of steps on a learner's own replica
+80      8      share: weight of the payload in the receiver's weights
+88      8      mass of the weights in the payload, in push-sum
+96      8      elastic rate, by which a node has made a force
+104     8      version of the centre's weights that a force is computed with
+112     4      checksum of the payload, if the flag says so
+116     4      checksum of the 116 bytes before it and of the text
+120     n      text, in UTF-8; most verbs have none
 ======  =====  =================================================================
 
 Each wire sends the payload in its own way.
@@ -47,7 +49,7 @@ import numpy as np
 
 MAGIC = b'jasg'
 VERSION = 3
-_HEAD = struct.Struct('<4sHBBIiiIqqQdddddqI')
+_HEAD = struct.Struct('<4sHBBIiiIqqqQddddddqI')
 _CHECKSUM = struct.Struct('<I')
 HEAD_SIZE = _HEAD.size + _CHECKSUM.size
 # Bytes of a text, at most; a longer one is refused unread.
@@ -58,7 +60,7 @@ _ELLIPSIS = '...'
 
 
 class Verb(enum.IntEnum):
-  """Kind of a message; answers are from 64 up."""
+  """Kind of a message, and what its text says; answers are from 64 up."""
 
   HELLO = 1  # A worker connects. The text identifies it.
   EXCHANGE = 2  # A gradient for new weights; between nodes, weights or a force.
@@ -68,9 +70,9 @@ class Verb(enum.IntEnum):
   METRICS = 6  # Asks a server for its rows of metrics after `version`.
   STATUS = 7  # Asks for the status, as text.
   LEAVE = 8  # The client is about to disconnect.
-  STOP = 9  # Asks the receiver to save and end.
-  # A process that the client has started is dead. `worker` is the number of a
-  # node; a learner has none before it joins, so the text is its pid.
+  STOP = 9  # Asks the receiver to save and end; the text says why.
+  # A process that the client has started is dead: the node `worker`, or a
+  # learner, which has no number before it joins: the text is its pid.
   LOST = 10
   SNAPSHOT = 64  # Weights, and the fate of the gradient.
   ANSWER = 65  # The fate without weights; or a text.
@@ -116,18 +118,25 @@ class Message:
     fate: Fate of a gradient (`protocols.Fate`) or of a node's message
       (`gossip.Outcome`), in answers.
     flags: `Flag`s.
-    worker: Number of the learner or node that sends it, or is answered.
+    worker: Number of the learner or node that the message is about: the one
+      that asks or is answered, or in a LOST the node that is dead; -1: none.
     incarnation: Incarnation of the owner of the weights.
-    step: Number of a push; of nodes, steps that are in the weights.
+    push: Number of a learner's push, from 0: of the one that the message is
+      about, or in answers of the next one; -1: none.
+    step: Minibatches that a worker has computed: a learner before its FETCH, or
+      a node for the weights in the payload. Of the centre, its moves.
     version: Version of the weights; of a server, its clock.
     seconds: Seconds that the worker computed.
     loss: Loss of the minibatch.
     rate: Rate of steps on a learner's own replica.
-    share: Weight of the payload in the receiver's weights, between nodes.
-    mass: Mass of a node's weights, in push-sum.
+    share: Weight of the payload in the receiver's weights, between nodes: a
+      share of a mix, or 1 for a force, which the centre adds as it is. 0 in
+      push-sum, where the mass is the weight.
+    mass: Mass of the weights in the payload, in push-sum.
+    elastic_rate: Rate by which a node has made the force in the payload.
     read_version: Version of the centre's weights with which a node computed the
       force that is the payload.
-    text: Text.
+    text: Text; see `Verb`.
     payload: Bytes: a flat uint8 array, aligned to 64 bytes, that does not
       change until the message is answered.
     copy_seconds: Seconds that the wire took to copy the payload. Not sent.
@@ -138,6 +147,7 @@ class Message:
   flags: int = 0
   worker: int = -1
   incarnation: int = 0
+  push: int = -1
   step: int = 0
   version: int = 0
   seconds: float = 0.0
@@ -145,6 +155,7 @@ class Message:
   rate: float = 0.0
   share: float = 0.0
   mass: float = 0.0
+  elastic_rate: float = 0.0
   read_version: int = 0
   text: str = ''
   payload: np.ndarray | None = None
@@ -183,6 +194,7 @@ def encode_message(message: Message, with_checksum: bool = False) -> bytes:
     message.worker,
     message.incarnation,
     len(text),
+    message.push,
     message.step,
     message.version,
     0 if payload is None else payload.nbytes,
@@ -191,6 +203,7 @@ def encode_message(message: Message, with_checksum: bool = False) -> bytes:
     message.rate,
     message.share,
     message.mass,
+    message.elastic_rate,
     message.read_version,
     payload_sum,
   )
@@ -232,6 +245,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
     worker,
     incarnation,
     text_size,
+    push,
     step,
     version,
     payload_size,
@@ -240,6 +254,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
     rate,
     share,
     mass,
+    elastic_rate,
     read_version,
     _,
   ) = _HEAD.unpack_from(data)
@@ -271,6 +286,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
         flags,
         worker,
         incarnation,
+        push,
         step,
         version,
         seconds,
@@ -278,6 +294,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
         rate,
         share,
         mass,
+        elastic_rate,
         read_version,
         _clean_message(verb, text.decode()) if text else '',
       ),
