@@ -49,10 +49,14 @@ HEAVY = {
   'tensorflow_datasets',
   'tensorstore',
 }
-# Names of strategies in `jasgd.protocols` and `jasgd.gossip`.
+# Names of strategies in configs.
+STRATEGY_NAMES = {*protocols.PROTOCOLS, *gossip.STRATEGIES}
+# Names of their classes, in `jasgd.protocols` and `jasgd.gossip`.
 STRATEGY_CLASSES = {
   *('Protocol', 'PeerStrategy', 'PeerNode', 'Gossip', 'GossipNode'),
+  *('Strategy', '_Strategy', '_Protocol'),
   *protocols.PROTOCOLS,
+  *(kind.__name__ for kind in protocols.PROTOCOLS.values()),
   *(kind.__name__ for kind in gossip.STRATEGIES.values()),
 }
 # What tensorflow-datasets reads and decodes with, and does not ask for itself.
@@ -116,34 +120,94 @@ def test_the_walk_over_imports_finds_trespasses(room, source, is_allowed):
   assert (not list(_find_trespasses(room, source))) == is_allowed
 
 
-def _list_type_checks(source):
-  """Checks by `isinstance` or `issubclass` of a protocol or peer strategy."""
+def _names_class(node):
+  """Whether an expression names the class of a strategy, in any room."""
+  return any(
+    getattr(part, 'attr', getattr(part, 'id', None)) in STRATEGY_CLASSES
+    for part in ast.walk(node)
+    if isinstance(part, ast.Attribute | ast.Name)
+  )
+
+
+def _is_strategy(node):
+  """Whether an expression is a strategy, going by its name."""
+  return bool(re.search(r'(strategy|protocol)(\(.*\))?$', ast.unparse(node)))
+
+
+def _is_dispatch(node):
+  """Whether an expression tells strategies apart by class, name or fields."""
+  if isinstance(node, ast.Call) and len(node.args) >= 2:
+    function = ast.unparse(node.func)
+    if function in ('isinstance', 'issubclass'):
+      return _names_class(node.args[1])
+    return function in ('getattr', 'hasattr') and _is_strategy(node.args[0])
+  if isinstance(node, ast.Match):
+    sides = [node.subject]
+  elif isinstance(node, ast.Compare):
+    sides = [node.left, *node.comparators]
+  else:
+    return False
+  texts = {
+    part.value
+    for side in sides
+    for part in ast.walk(side)
+    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+  }
+  is_named = any(
+    isinstance(side, ast.Attribute)
+    and side.attr == 'name'
+    and (_is_strategy(side.value) or texts & STRATEGY_NAMES)
+    for side in sides
+  )
+  is_typed = any(ast.unparse(side).startswith('type(') for side in sides)
+  return is_named or (is_typed and any(map(_names_class, sides)))
+
+
+def _list_dispatches(source):
+  """Expressions that should ask a strategy instead."""
   for node in ast.walk(ast.parse(source)):
-    if not isinstance(node, ast.Call) or len(node.args) != 2:
-      continue
-    text = ast.unparse(node.args[1])
-    names = re.findall(r'\b(?:protocols|gossip)\.(\w+)', text)
-    if ast.unparse(node.func) in ('isinstance', 'issubclass') and (
-      {*names} & STRATEGY_CLASSES or re.search(r'\b_?Strategy\b', text)
-    ):
+    if _is_dispatch(node):
       yield ast.unparse(node)
 
 
-def test_rooms_ask_strategies_instead_of_checking_their_classes():
+def test_rooms_ask_strategies_instead_of_telling_them_apart():
   """Attributes such as `has_server` also hold for the classes of users."""
+  inside = {ROOT / 'jasgd/protocols', ROOT / 'jasgd/gossip'}
   found = [
-    f'{path.relative_to(ROOT)}: {check}'
-    for path in (ROOT / 'jasgd').rglob('*.py')
-    if path.relative_to(ROOT / 'jasgd').parts[0] not in ('protocols', 'gossip')
-    for check in _list_type_checks(path.read_text())
+    f'{path.relative_to(ROOT)}: {dispatch}'
+    for folder in ('jasgd', 'launch', 'configs')
+    for path in (ROOT / folder).rglob('*.py')
+    if not inside & {*path.parents}
+    for dispatch in _list_dispatches(path.read_text())
   ]
   assert not found
-  for check in (
-    'isinstance(strategy, gossip.PeerStrategy)',
-    'isinstance(strategy, (int, protocols.constant_delay))',
-    'issubclass(kind, gossip.Strategy)',
-  ):
-    assert list(_list_type_checks(check)) == [check]
+
+
+@pytest.mark.parametrize(
+  ('source', 'is_dispatch'),
+  [
+    ('isinstance(strategy, gossip.PeerStrategy)', True),
+    ('isinstance(strategy, (int, protocols.constant_delay))', True),
+    ('isinstance(strategy, (int, ConstantDelay))', True),
+    ('isinstance(each, Pull | Push)', True),
+    ('issubclass(kind, gossip.Strategy)', True),
+    ('type(each) is gossip.Pull', True),
+    ("self.strategy.name == 'mine'", True),
+    ("config.make_strategy().name != 'mine'", True),
+    ("each.name in ('pull', 'push')", True),
+    ("'constant_delay' == part.name", True),
+    ("getattr(strategy, 'protocol', strategy)", True),
+    ("hasattr(self.protocol, 'delay')", True),
+    ("match strategy.name:\n  case 'mine':\n    pass", True),
+    ('isinstance(value, simulation.Network)', False),
+    ("self.name == 'sgd'", False),
+    ("getattr(self, 'name')", False),
+    ('strategy.has_server', False),
+    ('first.strategy == second.strategy', False),
+  ],
+)
+def test_the_walk_over_expressions_finds_dispatches(source, is_dispatch):
+  assert bool(list(_list_dispatches(source))) == is_dispatch
 
 
 def test_nothing_else_at_the_top():

@@ -1,8 +1,9 @@
-"""What does a trace do to the weights? Gradients, updates, replay.
+"""Replay: the effect of a trace on the weights; gradients and updates.
 
-`replay` executes a trace, and `Replay` does so chunk by chunk. `make_gradient`,
-`make_update` and the like compile the work of learners, servers and nodes. Real
-processes call these functions, and so does exact replay: hence the same bits.
+`replay` executes a trace, and `Replay` does so chunk by chunk. `make_learner`,
+`make_server` and `make_node_functions` compile the work of learners, servers
+and nodes. Real processes and exact replay call the same compiled functions, and
+therefore compute the same bits.
 
 Names that are imported here and are not in `__all__` are for other rooms, and
 not promised to users.

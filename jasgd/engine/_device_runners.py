@@ -9,28 +9,29 @@ from jax import sharding
 import jax.numpy as jnp
 import numpy as np
 
-AXIS = 'nodes'  # What the nodes' axis is called.
+from jasgd import protocols
+
+AXIS = 'nodes'  # Name of the axis of nodes.
 RUNNERS = ('pmap', 'shard_map', 'vmap')
 
 
 class Runner:
-  """Runs functions of one node for all nodes, which talk over a named axis.
+  """Runs a function of one node for all nodes, connected by a named axis.
 
-  Rows are trees whose leaves have a leading axis of nodes; under `shard_map`
-  over several processes, each of them has a part of the rows.
+  Rows are trees whose leaves have a leading axis of nodes. Under `shard_map`
+  over several processes, each process has a part of the rows.
 
   Attributes:
-    name: One of `RUNNERS`.
-    num_nodes: In all processes together.
-    axis_name: Of the axis of nodes.
+    name: Name of the runner, one of `RUNNERS`.
+    num_nodes: Number of nodes in all processes.
+    axis_name: Name of the axis of nodes.
   """
 
   def __init__(
     self, name: str, num_nodes: int, mesh: sharding.Mesh | None = None
   ) -> None:
     """Finds a device for each node; see `make_device_program`."""
-    if name not in RUNNERS:
-      raise ValueError(f'Unknown runner {name!r}. Known: {", ".join(RUNNERS)}.')
+    protocols.check_choice('runner', name, RUNNERS)
     if mesh is not None and name != 'shard_map':
       raise ValueError(f"A mesh is for runner='shard_map', got {name!r}.")
     self.name = name
@@ -42,7 +43,7 @@ class Runner:
 
   @property
   def num_devices(self) -> int:
-    """Those that the nodes are on."""
+    """Number of devices that run the nodes."""
     return 1 if self._mesh is None else self.num_nodes
 
   @property
@@ -51,8 +52,8 @@ class Runner:
     if self._mesh is None:
       return np.arange(self.num_nodes)
     process = jax.process_index()
-    places = [device.process_index for device in self._mesh.devices.flat]
-    return np.flatnonzero(np.array(places) == process)
+    owners = [device.process_index for device in self._mesh.devices.flat]
+    return np.flatnonzero(np.array(owners) == process)
 
   def compile(
     self,
@@ -61,15 +62,16 @@ class Runner:
     *,
     donates: bool = False,
   ) -> Callable[..., Any]:
-    """Compiles a function of one node for all of them.
+    """Compiles a function of one node for all nodes.
 
     Args:
-      function: Takes and gives what one node has.
-      has_rows: Which arguments are rows; others are the same for all nodes.
-      donates: Whether the first argument is used up.
+      function: Function of the values of one node, returning such values.
+      has_rows: For each argument, whether it is rows; other arguments are the
+        same for all nodes.
+      donates: Whether the first argument is donated.
 
     Returns:
-      The function for rows, which gives rows.
+      The function of rows, which returns rows.
     """
     donated = (0,) if donates else ()
     axes = tuple(0 if each else None for each in has_rows)
@@ -85,7 +87,7 @@ class Runner:
       )
       if any(has_rows):
         return map_over(function, in_axes=axes, donate_argnums=donated)
-      # It wants to be given rows, in any case.
+      # pmap needs at least one argument that it maps over.
       mapped = map_over(lambda _, *same: function(*same), in_axes=(0, *axes))
       return functools.partial(mapped, np.arange(self.num_nodes))
 
@@ -102,19 +104,19 @@ class Runner:
       mesh=self._mesh,
       in_specs=tuple(specs[each] for each in has_rows),
       out_specs=specs[True],
-      # Loops in a model would have to be written for it.
+      # The check rejects models with loops that do not mark varying values.
       check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=donated)
 
   def place(self, tree: Any) -> tuple[Any, bool]:
-    """Puts what is the same for all nodes where each of them has it, once.
+    """Puts values that are the same for all nodes on the nodes' devices, once.
 
     Args:
-      tree: Of arrays; in several processes, the same in all.
+      tree: Tree of arrays, the same in all processes.
 
     Returns:
-      The tree, and whether it is rows now.
+      The tree on the devices, and whether it has become rows.
     """
     if self.name == 'vmap':
       return jax.tree.map(jnp.asarray, tree), False
@@ -123,11 +125,11 @@ class Runner:
     return self._put(tree, sharding.PartitionSpec()), False
 
   def put_rows(self, rows: Any) -> Any:
-    """Rows of numpy arrays, of this process's nodes, where those nodes are."""
+    """Puts the rows of this process's nodes, numpy arrays, on their devices."""
     if self.name == 'shard_map':
       return self._put(rows, sharding.PartitionSpec(self.axis_name))
     keep = self.compile(lambda row: row, (True,))
-    # A copy, in any case: whoever has the arrays may go on to use them.
+    # A copy: jax may share numpy's memory, which the caller may overwrite.
     return keep(jax.tree.map(np.array, rows))
 
   def read_rows(self, rows: Any) -> Any:
@@ -144,12 +146,13 @@ class Runner:
     return jax.tree.map(read, rows)
 
   def read_one(self, rows: Any) -> Any:
-    """One row, of a node of this process."""
+    """The row of one node of this process."""
 
     def read(leaf: jax.Array) -> Any:
       if self.name == 'vmap':
         return leaf[0]
-      # On the host: a user's mesh may be in force, to which one device is none.
+      # Through the host: jax refuses an array on one device while a user's
+      # mesh of several devices is active.
       return np.asarray(leaf.addressable_shards[0].data).reshape(leaf.shape[1:])
 
     return jax.tree.map(read, rows)

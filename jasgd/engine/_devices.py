@@ -1,4 +1,4 @@
-"""Training on devices: all nodes in one program, a device for each of them."""
+"""Training on devices: all nodes in one program, one device per node."""
 
 from collections.abc import Callable
 from typing import Any, cast, NamedTuple
@@ -22,15 +22,16 @@ _PEERS = 0x70656572  # Keeps the draws of peers apart from other uses of a seed.
 
 
 class DeviceArrays(NamedTuple):
-  """What a node has on its device; for all nodes, with a leading axis."""
+  """Arrays of a node on its device; of all nodes with a leading axis."""
 
   node: _node_functions.NodeState
-  mass: Any  # shape=(), float32: of push-sum, else None.
-  centre: Any  # (params, stats), the same on all nodes: of elastic, else None.
+  mass: Any  # shape=(), float32; None except for push-sum.
+  # (params, stats), the same on all nodes; None except for elastic averaging.
+  centre: Any
 
 
 class DeviceState(NamedTuple):
-  """What all nodes have, on their devices."""
+  """State of all nodes, on their devices."""
 
   arrays: DeviceArrays  # With a leading axis of nodes.
   step: int  # Steps made so far.
@@ -39,11 +40,11 @@ class DeviceState(NamedTuple):
 class DeviceProgram:
   """Trains all nodes at the same time; made by `make_device_program`.
 
-  The state that `step` is given is used up.
+  `step` donates the state that it is given.
 
   Attributes:
-    num_nodes: In all processes together.
-    local_nodes: Those of this process, ascending.
+    num_nodes: Number of nodes in all processes.
+    local_nodes: Numbers of the nodes of this process, ascending.
   """
 
   def __init__(
@@ -81,34 +82,35 @@ class DeviceProgram:
       lambda arrays: gossip.consensus_distance(_get_weights(arrays)[0], axis),
       (True,),
     )
-    # On a CPU, devices share a few threads. Some 30 steps at once have been
-    # seen to wait for each other for ever: so no step begins before the last
-    # but one has ended.
+    # On a CPU, devices share a few threads, and about 30 steps in flight can
+    # deadlock. Therefore no step begins before the last but one has ended.
     self._has_few_threads = (
       runner.num_devices > 1 and jax.default_backend() == 'cpu'
     )
-    self._under_way: list[jax.Array] = []
+    self._in_flight: list[jax.Array] = []  # Losses of the last two steps.
 
   def init(self) -> DeviceState:
-    """All nodes, and the centre, with the same weights."""
+    """The state at the start: all nodes and the centre have equal weights."""
     key = jax.random.key(self._seed, impl='threefry2x32')
     weights = self._init or self._task.init(key)
-    # As numpy arrays, which are the same in all processes.
+    # Numpy arrays: equal in all processes, and not on one device.
     weights = jax.tree.map(np.asarray, weights)
     return DeviceState(self._start(weights), 0)
 
   def step(self, state: DeviceState) -> tuple[DeviceState, jax.Array]:
-    """One step of every node, and a mix if it is due; does not wait for it.
+    """Starts one step of every node, and a mix if it is due.
+
+    It returns before the step has ended.
 
     Args:
-      state: What nodes have; it is used up.
+      state: State of all nodes; it is donated.
 
     Returns:
       The new state, and the losses of all nodes on their minibatches, an array
       of shape [num_nodes], of which each process has a part.
     """
-    if len(self._under_way) > 1:
-      jax.block_until_ready(self._under_way.pop(0))
+    if len(self._in_flight) > 1:
+      jax.block_until_ready(self._in_flight.pop(0))
     arrays, losses = self._step(
       state.arrays,
       self._data,
@@ -117,18 +119,18 @@ class DeviceProgram:
       self._find_rate(state.step),
     )
     if self._has_few_threads:
-      self._under_way.append(losses)
+      self._in_flight.append(losses)
     return DeviceState(arrays, state.step + 1), losses
 
   def mean(self, state: DeviceState) -> tuple[Any, Any]:
-    """The mean of all nodes' (params, stats), to evaluate; nodes keep theirs.
+    """The mean of all nodes' (params, stats), for evaluation.
 
-    Of push-sum it is the sum of all weights over the sum of all masses.
+    With push-sum it is the sum of all weights over the sum of all masses.
     """
     return self._runner.read_one(self._average(state.arrays))
 
   def consensus(self, state: DeviceState) -> float:
-    """How far nodes are from their mean: `gossip.consensus_distance`."""
+    """Distance of the nodes from their mean: `gossip.consensus_distance`."""
     return float(self._runner.read_one(self._measure(state.arrays)))
 
   def centre(self, state: DeviceState) -> tuple[Any, Any]:
@@ -138,15 +140,15 @@ class DeviceProgram:
     return self._runner.read_one(state.arrays.centre)
 
   def fetch(self, state: DeviceState) -> DeviceArrays:
-    """This process's part of a state as numpy arrays, in order of its nodes."""
+    """Copies this process's rows of a state to numpy arrays."""
     return self._runner.read_rows(state.arrays)
 
   def place(self, arrays: DeviceArrays, step: int) -> DeviceState:
-    """The state that `fetch` made arrays of, on the devices again."""
+    """Puts arrays from `fetch` back on the devices; the inverse of `fetch`."""
     return DeviceState(self._runner.put_rows(arrays), int(step))
 
   def _find_rate(self, step: int) -> Any:
-    """The factor of the rate of this step; None: there is no schedule."""
+    """Factor of the rate of a step; None if there is no schedule."""
     if self._get_rate is None:
       return None
     epochs = _plan.count_epochs(
@@ -184,42 +186,43 @@ def make_device_program(
   `Elastic(order='easgd')`     gradient, exchange, and then its update
   ===========================  =================================================
 
-  u is what the optimizer makes of a gradient. Node i computes what learner i
-  would: the same minibatches, the same random keys. What an optimizer keeps
-  stays with its node; statistics such as those of batch normalisation are mixed
-  like weights. A mix is due after every `strategy.period` steps. It is one
-  compiled program, also when peers are random, and donates what it changes.
+  u is the optimizer's update for a gradient. Node i has the minibatches and
+  random keys of learner i. The state of an optimizer stays with its node;
+  statistics such as those of batch normalisation are mixed like weights. A mix
+  is due after every `strategy.period` steps. Step and mix are one compiled
+  program, also with random peers. It donates the arrays that it changes.
 
   ===============  ============================================================
-  runner           where nodes are
+  runner           devices of the nodes
   ===============  ============================================================
-  `'pmap'`         on the devices of this process: the way for one host
-  `'shard_map'`    on the devices of a mesh: also of many processes and hosts,
-                   after `jax.distributed.initialize`; all of them make the same
-                   program and call the same methods in the same order
-  `'vmap'`         all on one device, any number of them
+  `'pmap'`         the devices of this process, for training on one host
+  `'shard_map'`    the devices of a mesh, also of many processes and hosts,
+                   after `jax.distributed.initialize`; all processes make the
+                   same program and call the same methods in the same order
+  `'vmap'`         one device for any number of nodes
   ===============  ============================================================
 
   Args:
-    task: What is learned; not a streamed one.
+    task: Task to learn; it must not be streamed.
     optimizer: Any optax optimizer.
-    strategy: How nodes mix.
-    num_nodes: In all processes together.
-    runner: From the table.
-    seed: Of minibatches, peers, and the first weights.
-    get_rate: From epochs, over all nodes, to a factor of the rate, as in
-      `replay`.
-    init: First (params, stats); None: what the task draws with the seed.
-    mesh: With one axis, of any name, for `'shard_map'`; None: all devices.
-    dtype: Of what is sent, as in `gossip.mix`; None: as it is. Statistics go
-      as they are where gradients are averaged. Not for `Elastic`.
+    strategy: Strategy by which the nodes mix.
+    num_nodes: Number of nodes in all processes.
+    runner: Name of the runner, from the table.
+    seed: Seed of minibatches, peers, and the first weights.
+    get_rate: Function from the epochs of all nodes to a factor of the rate, as
+      in `replay`.
+    init: First (params, stats). None: the task draws them with the seed.
+    mesh: Mesh with one axis, of any name, for `'shard_map'`. None: all devices.
+    dtype: Dtype of messages, as in `gossip.mix`. None: that of the arrays.
+      Where gradients are averaged, statistics keep their dtype. Not for
+      `Elastic`.
 
   Returns:
     The program.
 
   Raises:
-    ValueError: as of `check_devices`; or if the task is streamed, or the seed
-      is not from 0 to 2^31 - 1.
+    ValueError: if `check_devices` refuses the arguments, the task is streamed,
+      or the seed is not from 0 to 2^31 - 1.
 
   Examples:
     >>> import optax
@@ -274,14 +277,14 @@ def check_devices(
   mesh: sharding.Mesh | None = None,
   dtype: Any = None,
 ) -> None:
-  """Sees whether nodes can be trained on the devices that there are.
+  """Checks that the nodes can be trained on the devices of this machine.
 
   Args:
-    strategy: As in `make_device_program`, like the others.
-    num_nodes: In all processes together.
-    runner: How they are run.
-    mesh: The devices.
-    dtype: Of what is sent.
+    strategy: Strategy by which the nodes mix.
+    num_nodes: Number of nodes in all processes.
+    runner: Name of the runner, as in `make_device_program`.
+    mesh: Mesh of devices, as in `make_device_program`.
+    dtype: Dtype of messages, as in `make_device_program`.
 
   Raises:
     ValueError: if there are too few devices, or the strategy does not fit the
@@ -309,7 +312,7 @@ def check_devices(
 def _make_start(
   work: _node_functions.NodeWork, strategy: gossip.PeerStrategy
 ) -> Callable[..., DeviceArrays]:
-  """How a node begins: `(weights) -> held`, with the same weights for all."""
+  """Makes the function `(weights) -> arrays` that starts a node."""
 
   def start(weights: tuple[Any, Any]) -> DeviceArrays:
     params, stats = weights
@@ -328,7 +331,7 @@ def _make_step(
   axis_name: str,
   dtype: Any = None,
 ) -> Callable[..., tuple[DeviceArrays, jax.Array]]:
-  """What a node does in one step.
+  """Makes the function of one step of a node.
 
   Args:
     work: Gradient and update.
@@ -337,8 +340,8 @@ def _make_step(
     dtype: Dtype of messages, as in `gossip.mix`.
 
   Returns:
-    `(held, data, seed, step, rate) -> (held, loss)`, with `step` the steps made
-    before this one.
+    `(arrays, data, seed, step, rate) -> (arrays, loss)`, where `step` is the
+    number of steps made before this one.
   """
 
   def differentiate(
@@ -362,42 +365,44 @@ def _make_step(
     )
 
   def step_and_mix(
-    held: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
+    arrays: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
   ) -> tuple[DeviceArrays, jax.Array]:
-    """Gossip; and local SGD, where all are averaged now and then."""
-    node = held.node
+    """Gossip, and local SGD, which averages all weights at intervals."""
+    node = arrays.node
     result = differentiate((node.params, node.stats), data, seed, step)
     node = work.update(node, result, node.params, rate)
     params, stats = mix((node.params, node.stats), seed, step + 1)
     node = node._replace(params=params, stats=stats)
-    return held._replace(node=node), result.loss
+    return arrays._replace(node=node), result.loss
 
   def mix_and_step(
-    held: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
+    arrays: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
   ) -> tuple[DeviceArrays, jax.Array]:
-    """All-reduce: the mean of all gradients, then everybody's update."""
-    node = held.node
+    """All-reduce: the mean of all gradients, then the update of each node."""
+    node = arrays.node
     result = differentiate((node.params, node.stats), data, seed, step)
     grads = mix(result.gradient, seed, step + 1)
-    # Rounded at each step, they would stop where a change is too small.
+    # Never in a narrower dtype: a running mean that is rounded at each step
+    # stops as soon as its changes are below the rounding.
     stats = mix(result.stats, seed, step + 1, dtype=None)
     mean = result._replace(gradient=grads, stats=stats)
     node = work.update(node, mean, node.params, rate)
-    return held._replace(node=node), result.loss
+    return arrays._replace(node=node), result.loss
 
   def step_and_push(
-    held: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
+    arrays: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
   ) -> tuple[DeviceArrays, jax.Array]:
-    """SGP: weights and statistics are held times the mass."""
-    node, mass = held.node, held.mass
+    """SGP: a node stores its weights and statistics times its mass."""
+    node, mass = arrays.node, arrays.mass
     params, stats = _scale_floats((node.params, node.stats), 1 / mass)
     result = differentiate((params, stats), data, seed, step)
     result = result._replace(stats=_scale_floats(result.stats, mass))
-    # The weights are these, whatever is held: a decay is of them, too.
+    # The optimizer gets the weights without the mass, for weight decay, and
+    # its update is added to the weights times the mass.
     node = work.update(node, result, params, rate, params)
     (params, stats), mass = mix((node.params, node.stats), seed, step + 1, mass)
     node = node._replace(params=params, stats=stats)
-    return held._replace(node=node, mass=mass), result.loss
+    return arrays._replace(node=node, mass=mass), result.loss
 
   if strategy.has_centre:
     elastic = cast(gossip.Elastic, strategy)
@@ -417,60 +422,64 @@ def _make_elastic_step(
 ) -> Callable[..., tuple[DeviceArrays, jax.Array]]:
   """A step and an exchange with the centre, in the strategy's order."""
 
-  def exchange(held: DeviceArrays, step: Any) -> DeviceArrays:
-    node = held.node
+  def exchange(arrays: DeviceArrays, step: Any) -> DeviceArrays:
+    node = arrays.node
     (params, stats), centre = gossip.mix_elastic(
-      (node.params, node.stats), held.centre, axis_name, strategy, step=step
+      (node.params, node.stats), arrays.centre, axis_name, strategy, step=step
     )
-    return held._replace(
+    return arrays._replace(
       node=node._replace(params=params, stats=stats), centre=centre
     )
 
   def step_a3(
-    held: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
+    arrays: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
   ) -> tuple[DeviceArrays, jax.Array]:
-    """The next gradient is that of the mixed weights."""
-    node = held.node
+    """Update, then exchange: the next gradient is at the mixed weights."""
+    node = arrays.node
     result = differentiate((node.params, node.stats), data, seed, step)
     node = work.update(node, result, node.params, rate)
-    return exchange(held._replace(node=node), step + 1), result.loss
+    return exchange(arrays._replace(node=node), step + 1), result.loss
 
   def step_easgd(
-    held: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
+    arrays: DeviceArrays, data: Any, seed: Any, step: Any, rate: Any
   ) -> tuple[DeviceArrays, jax.Array]:
-    """The gradient of the weights before the mix changes those after it."""
-    params, stats, _ = held.node
+    """The gradient at the weights before the exchange updates those after."""
+    params, stats, _ = arrays.node
     result = differentiate((params, stats), data, seed, step)
-    # Before the first step all are where the centre is, and nothing moves.
-    held = exchange(held, step)
-    changed = _node_functions.add_changes(held.node.stats, result.stats, stats)
+    # Before the first step all nodes equal the centre: the force is 0.
+    arrays = exchange(arrays, step)
+    changed = _node_functions.add_changes(
+      arrays.node.stats, result.stats, stats
+    )
     result = result._replace(stats=changed)
-    node = work.update(held.node, result, params, rate)
-    return held._replace(node=node), result.loss
+    node = work.update(arrays.node, result, params, rate)
+    return arrays._replace(node=node), result.loss
 
   return step_easgd if strategy.order == 'easgd' else step_a3
 
 
-def _get_weights(held: DeviceArrays) -> tuple[Any, Any]:
+def _get_weights(arrays: DeviceArrays) -> tuple[Any, Any]:
   """A node's (params, stats), as gradients and evaluation see them."""
-  weights = (held.node.params, held.node.stats)
-  return weights if held.mass is None else _scale_floats(weights, 1 / held.mass)
+  weights = (arrays.node.params, arrays.node.stats)
+  if arrays.mass is None:
+    return weights
+  return _scale_floats(weights, 1 / arrays.mass)
 
 
-def _average(held: DeviceArrays, axis_name: str) -> tuple[Any, Any]:
+def _average(arrays: DeviceArrays, axis_name: str) -> tuple[Any, Any]:
   """The mean of all nodes' (params, stats); by mass, if there is one."""
-  weight = jnp.ones(()) if held.mass is None else held.mass
+  weight = jnp.ones(()) if arrays.mass is None else arrays.mass
   share = 1 / lax.psum(weight, axis_name)
 
   def mean(leaf: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-      return leaf  # Nobody mixes these.
+      return leaf  # Integers are not mixed.
     dtype = jnp.promote_types(leaf.dtype, jnp.float32)
     total = lax.psum(leaf.astype(dtype), axis_name)
     return (total * share.astype(dtype)).astype(leaf.dtype)
 
-  return jax.tree.map(mean, (held.node.params, held.node.stats))
+  return jax.tree.map(mean, (arrays.node.params, arrays.node.stats))
 
 
 def _scale_floats(tree: Any, factor: Any) -> Any:

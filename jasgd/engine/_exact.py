@@ -1,7 +1,8 @@
-"""Replay by the very functions that real processes call.
+"""Exact replay, by the same compiled functions that real processes call.
 
-A loop on the host, one call at a time, in the order of the trace. It gives the
-bits of a real run; `jasgd.engine._fast` gives its values.
+It is a loop on the host, one call at a time, in the order of the trace. Its
+results have the same bits as the real run's; those of `jasgd.engine._fast`
+differ by rounding.
 """
 
 from collections.abc import Iterator
@@ -26,25 +27,47 @@ _Views = _layout.BufferViews
 
 
 class ExactCarry(NamedTuple):
-  """All that replay knows between two updates."""
+  """Complete state of an exact replay between two updates."""
 
-  weights: tuple[Any, ...]  # Slots: a server's are buffers, nodes' are trees.
-  states: Any  # Those of nodes' optimizers; or a server's.
+  weights: tuple[Any, ...]  # Slots: buffers with a server, trees with nodes.
+  states: Any  # State of the server; or slots for states of nodes' optimizers.
   locals: tuple[_server_functions.LocalReplica, ...]  # Learners' own replicas.
 
 
-def _pack(layout: _layout.Layout, tree: Any) -> np.ndarray:
-  """A message or a snapshot, in a buffer of its own."""
-  buffer = np.empty(layout.size, np.uint8)
-  layout.pack(tree, buffer)
-  return buffer
+def make_columns(outputs: list[tuple[Any, Any, Any]]) -> dict[str, np.ndarray]:
+  """Arranges (loss, gap, factor) of each step as columns by name."""
+  columns = zip(*jax.device_get(outputs), strict=True)
+  return {
+    name: np.array(column)
+    for name, column in zip(('loss', 'gap', 'factor'), columns, strict=True)
+  }
+
+
+def locate_minibatch(
+  task: tasks.Task, data: Any, seed: int, worker: int, step: int
+) -> tuple[Any, int, int, int]:
+  """The arguments (data, seed, worker, step) that name a minibatch.
+
+  Args:
+    task: Task to learn.
+    data: Data of the task; a streamed task reads the minibatch instead.
+    seed: Seed of the run.
+    worker: Number of the worker.
+    step: Number of the worker's step.
+
+  Returns:
+    The four arguments.
+  """
+  if task.is_streamed:
+    data = task.batches(None, seed, worker, step)
+  return data, seed, worker, step
 
 
 # --- A server and its learners.
 
 
 class _Learner(NamedTuple):
-  """What learners with equally many devices compute with."""
+  """Functions and data of all learners with the same number of devices."""
 
   functions: _server_functions.LearnerFunctions
   data: Any
@@ -54,7 +77,7 @@ class ExactServer:
   """Executes the plan of a server, call by call.
 
   Attributes:
-    carry: All that is known after the updates made so far.
+    carry: Complete state after the updates made so far.
   """
 
   def __init__(
@@ -79,22 +102,40 @@ class ExactServer:
       num_devices: self._make_learner(num_devices)
       for num_devices in {1, *np.unique(plan.steps.num_devices).tolist()}
     }
-    # One for each gradient of a call.
+    # Buffers of messages, one for each gradient of a call; they are reused.
     self._messages = [np.empty(self._layout.size, np.uint8)]
-    snapshot = _pack(self._layout, weights)
+    snapshot = _layout.pack_buffer(self._layout, weights)
     locals_ = ()
     if plan.num_locals:
       start = self._learners[1].functions.start_copy
       locals_ = (start(self._layout.view(snapshot)),) * plan.num_locals
     self.carry = ExactCarry(
       weights=(snapshot,) * plan.num_slots,
-      # A copy, for the state is donated.
+      # A copy: the state is donated, and the caller keeps the weights.
       states=self._server.init(*jax.tree.map(jnp.copy, weights)),
       locals=locals_,
     )
 
+  @property
+  def weights(self) -> tuple[Any, Any]:
+    """The server's (params, stats)."""
+    return self.carry.states.params, self.carry.states.stats
+
+  @property
+  def locals(self) -> dict[int, tuple[Any, Any]]:
+    """The (params, stats) of learners that step on their own."""
+    return {
+      learner: (local.params, local.stats)
+      for learner, local in enumerate(self.carry.locals)
+    }
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """The server's state: a learner's own steps have none."""
+    return {_plan.SERVER: self.carry.states}
+
   def restore(self, carry: ExactCarry) -> None:
-    """Goes on from a carry that was saved."""
+    """Continues from a saved carry."""
     self.carry = carry
 
   def advance(self, start: int, stop: int) -> dict[str, np.ndarray]:
@@ -105,7 +146,7 @@ class ExactServer:
       stop: Number of updates made afterwards.
 
     Returns:
-      For each step in between: `loss`, `gap` and `factor`.
+      Columns `loss`, `gap` and `factor`, with an entry for each step.
     """
     outputs: list[tuple[Any, Any, Any]] = []
     calls = self._plan.steps.call
@@ -120,22 +161,16 @@ class ExactServer:
         pushes.append(self._compute(following))
       outputs += self._apply(index, pushes)
       index += len(pushes)
-    columns = zip(*jax.device_get(outputs), strict=True)
-    return {
-      name: np.array(column)
-      for name, column in zip(('loss', 'gap', 'factor'), columns, strict=True)
-    }
+    return make_columns(outputs)
 
   def get_digest(self) -> int:
-    """A digest of the weights, as a server writes it into its trace."""
-    state = self.carry.states
-    buffer = _pack(self._layout, (state.params, state.stats))
-    return self._layout.digest(buffer)
+    """Digest of the weights, as a real server writes it into its trace."""
+    return self._layout.digest(_layout.pack_buffer(self._layout, self.weights))
 
   # --- A learner's work.
 
   def _make_learner(self, num_devices: int) -> _Learner:
-    """The functions and data of a learner with some devices."""
+    """Functions and data of a learner with a number of devices."""
     if num_devices > jax.local_device_count():
       raise ValueError(
         f'A learner of this trace spread its minibatches over {num_devices} '
@@ -148,7 +183,7 @@ class ExactServer:
     )
 
   def _compute(self, index: int) -> _server_functions.Push | None:
-    """The push of a step; None if the learner fetches instead."""
+    """Computes the push of a step; None if the learner fetches instead."""
     steps = self._plan.steps
     read = self._view_slot(steps.source[index])
     functions = self._learners[int(steps.num_devices[index])].functions
@@ -176,7 +211,7 @@ class ExactServer:
   def _step_locally(
     self, index: int, local: _server_functions.LocalReplica
   ) -> _server_functions.LocalReplica:
-    """A learner's own steps up to a push or a fetch."""
+    """Makes a learner's own steps up to a push or a fetch."""
     steps = self._plan.steps
     functions = self._learners[int(steps.num_devices[index])].functions
     rate = self._local_rate * float(steps.local_rate[index])
@@ -187,23 +222,27 @@ class ExactServer:
   def _list_minibatches(
     self, index: int
   ) -> Iterator[tuple[Any, int, int, int]]:
-    """(data, seed, learner, step) of each minibatch of a step."""
+    """Yields (data, seed, learner, step) for each minibatch of a row."""
     steps = self._plan.steps
     learner, first = int(steps.worker[index]), int(steps.step[index])
     data = self._learners[int(steps.num_devices[index])].data
     for step in range(first, first + int(steps.num_steps[index])):
-      yield _locate(self._task, data, self._seed, learner, step)
+      yield locate_minibatch(self._task, data, self._seed, learner, step)
 
   # --- The server's work.
 
   def _apply(
     self, index: int, pushes: list[_server_functions.Push | None]
   ) -> list[tuple[Any, Any, Any]]:
-    """The server takes gradients by one call: loss, gap and factor of each.
+    """Gives the server the gradients of one call.
 
     Args:
-      index: The first step; each further one is an update of its own.
-      pushes: The gradients; None, alone, if the step is a fetch.
+      index: Index of the first step. With several pushes, each makes its own
+        update.
+      pushes: Pushes of the call; `[None]` if the step is a fetch.
+
+    Returns:
+      Loss, gap and factor of each step.
     """
     if pushes == [None]:
       return [(np.nan, np.nan, np.nan)]
@@ -219,7 +258,8 @@ class ExactServer:
       self._layout.pack(push.message, message)
       row = self._make_arguments(index + number, message)
       rows.append(row)
-      # Measured before the call, which makes all updates at once.
+      # Before the call, which donates the state. The gaps of a call with
+      # several updates are all measured from the weights before the first.
       gap = server.measure_gap(state, row[2])
       outputs.append(
         (push.loss, gap, server.get_factor(row[1], clock + number))
@@ -228,12 +268,13 @@ class ExactServer:
       state = server.apply_many(state, tuple(rows))
     else:
       state = self._apply_one(index, state, rows[0])
-    jax.block_until_ready(state)  # It may read the messages until now.
+    # The call reads the messages in place; they are overwritten by the next.
+    jax.block_until_ready(state)
     self._publish(index + len(rows) - 1, state)
     return outputs
 
   def _make_arguments(self, index: int, message: np.ndarray) -> tuple[Any, ...]:
-    """(gradient, staleness, stale weights, rate, learners) of a step."""
+    """(gradient, staleness, stale weights, rate, num_learners) of a step."""
     steps = self._plan.steps
     return (
       self._layout.view(message),
@@ -249,7 +290,12 @@ class ExactServer:
     state: _server_functions.ServerState,
     arguments: tuple[Any, ...],
   ) -> _server_functions.ServerState:
-    """Takes one gradient, and updates if it is the last of its update."""
+    """Accumulates one gradient; updates if it is the last of its update.
+
+    A real server makes one call for the last gradient and its update, unless
+    the update came later (`is_separate`). The calls here are the same, so that
+    the bits are.
+    """
     steps, server = self._plan.steps, self._server
     is_update = steps.kind[index] == _operations.STEP
     if is_update and not steps.is_separate[index]:
@@ -264,11 +310,12 @@ class ExactServer:
     return state
 
   def _publish(self, index: int, state: _server_functions.ServerState) -> None:
-    """Keeps the weights that a step has made, if anything reads them."""
+    """Stores the weights after a step in its slot, if anything reads them."""
     weights = self.carry.weights
     slot = int(self._plan.steps.write[index])
     if slot < self._plan.num_slots - 1:  # Nothing reads the last slot.
-      buffer = _pack(self._layout, (state.params, state.stats))
+      # A copy: the next call donates the state.
+      buffer = _layout.pack_buffer(self._layout, (state.params, state.stats))
       weights = (*weights[:slot], buffer, *weights[slot + 1 :])
     self.carry = self.carry._replace(weights=weights, states=state)
 
@@ -282,7 +329,7 @@ class ExactServer:
 class ExactNodes:
   """Executes the plan of nodes, call by call.
 
-  No two slots share a buffer: a call donates what nothing else has.
+  No two slots share a buffer, since calls donate the values of slots.
   """
 
   def __init__(
@@ -304,7 +351,8 @@ class ExactNodes:
     self._functions = _node_functions.make_node_functions(
       task, optimizer, self._wire
     )
-    # In slots that were not written yet; they are neither read nor donated.
+    # Placeholder in all slots but the first. The slots share it, since a slot
+    # is written before it is read or donated.
     empty = jax.tree.map(jnp.zeros_like, self._functions.start(weights))
     node = self._functions.start(weights)
     self._weights = [(empty.params, empty.stats)] * plan.num_slots
@@ -314,16 +362,16 @@ class ExactNodes:
 
   @property
   def carry(self) -> ExactCarry:
-    """All that is known after the steps made so far."""
+    """Complete state after the steps made so far."""
     return ExactCarry(tuple(self._weights), tuple(self._states), ())
 
   def restore(self, carry: ExactCarry) -> None:
-    """Goes on from a carry that was saved."""
-    carry = jax.tree.map(jnp.array, carry)  # A copy, for slots are donated.
+    """Continues from a saved carry."""
+    carry = jax.tree.map(jnp.array, carry)  # A copy, since slots are donated.
     self._weights, self._states = list(carry.weights), list(carry.states)
 
   def advance(self, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Makes the steps `start` to `stop`, and mixes; gives each `loss`."""
+    """Makes the steps `start` to `stop` and their mixes; returns the losses."""
     ends = self._plan.mix_ends
     if start == 0:
       self._run_mixes(0, int(ends[0]))
@@ -334,29 +382,31 @@ class ExactNodes:
     return {'loss': np.array(jax.device_get(losses))}
 
   def read_weights(self, slots: np.ndarray) -> tuple[Any, Any]:
-    """The (params, stats) in some slots, with a leading axis."""
+    """The (params, stats) in several slots, with a leading axis."""
     return _slots.stack_rows([self._weights[slot] for slot in slots])
 
   def read_states(self, slots: np.ndarray) -> Any:
-    """The states of optimizers in some slots, with a leading axis."""
+    """The states of optimizers in several slots, with a leading axis."""
     return _slots.stack_rows([self._states[slot] for slot in slots])
 
   # --- Calls.
 
   def _step(self, index: int) -> jax.Array:
-    """One step of a node; gives its loss."""
+    """Makes one step of a node; returns its loss."""
     row = _pick(self._plan.steps, index)
-    minibatch = _locate(
+    minibatch = locate_minibatch(
       self._task, self._task.data, self._seed, row.worker, row.step
     )
     if row.kind == _operations.GRADIENT:
       result = self._functions.gradient(*self._weights[row.source], *minibatch)
       made = (result.gradient, result.stats)
+      # A copy: statistics that did not change may share the node's buffers.
       self._weights[row.write] = jax.tree.map(jnp.copy, made)
       return result.loss
     rate = row.rate if self._plan.has_rates else None
     stale = None
     if row.source != row.own:
+      # Before `_take`: the call may donate the slot that is read here.
       stale = self._send(self._whole, row.source)
     node = self._take(row)
     if stale is None:
@@ -367,7 +417,7 @@ class ExactNodes:
     return loss
 
   def _run_mixes(self, start: int, end: int) -> None:
-    """The operations between two steps."""
+    """Executes the mixes from `start` to `end`."""
     while start < end:
       row = _pick(self._plan.mixes, start)
       if row.kind == _operations.DIFFERENCE:
@@ -396,7 +446,7 @@ class ExactNodes:
       start += 1
 
   def _pull(self, difference: Any, row: Any) -> None:
-    """A node moves towards the centre, and the difference is kept."""
+    """Moves a node towards the centre, and stores the difference."""
     centre = self._send(self._wire, difference.source)
     node, made = self._functions.pull_centre(
       self._take(row), centre, difference.weight
@@ -405,7 +455,11 @@ class ExactNodes:
     self._put(row, node)
 
   def _average(self, start: int, end: int) -> int:
-    """A mean, which is planned addition by addition; gives its last row."""
+    """Computes a mean; returns the index of its last row.
+
+    A plan has a row for each addition. Real nodes make one call for all of
+    them.
+    """
     row = _pick(self._plan.mixes, start)
     values = [self._weights[row.own], self._weights[row.source]]
     while start + 1 < end:
@@ -421,11 +475,11 @@ class ExactNodes:
   # --- Slots.
 
   def _send(self, layout: _layout.Layout, slot: int) -> _Views:
-    """Weights, or a difference, in a message."""
-    return layout.view(_pack(layout, self._weights[slot]))
+    """Views of a message with the weights, or the difference, of a slot."""
+    return layout.view(_layout.pack_buffer(layout, self._weights[slot]))
 
   def _take(self, row: Any) -> _node_functions.NodeState:
-    """A node, to be donated: a copy, if it is needed afterwards."""
+    """A node to be donated; copies of what is read again from its slots."""
     state = self._states[row.state_read]
     if row.state_write != row.state_read:
       state = jax.tree.map(jnp.copy, state)
@@ -442,15 +496,6 @@ class ExactNodes:
     self._states[row.state_write] = node.opt_state
 
 
-def _locate(
-  task: tasks.Task, data: Any, seed: int, worker: int, step: int
-) -> tuple[Any, int, int, int]:
-  """(data, seed, worker, step) of a minibatch."""
-  if task.is_streamed:
-    data = task.batches(None, seed, worker, step)
-  return data, seed, worker, step
-
-
 def _pick(columns: Any, index: int) -> Any:
-  """A row of columns, in Python's own numbers."""
+  """One row of columns, as Python numbers."""
   return type(columns)(*(column[index].item() for column in columns))

@@ -1,12 +1,13 @@
 """Replay by one compiled loop per chunk, for simulation and sweeps.
 
-What varies from run to run (rates, seed, which versions are read) is an
-argument of the compiled loop, so that many runs share one compilation. Versions
-of weights that are still needed are the rows of arrays, read and written in
-place.
+Everything that varies from run to run (rates, seed, versions that are read) is
+an argument of the compiled loop, so that many runs share one compilation.
+Versions of weights that are still needed are rows of arrays, which are read and
+written in place.
 
-There are two loops. That of a server has one state, which the loop carries; a
-step of a node has its state in a slot, and mixes between steps.
+There are two loops. In the loop of a server, the server's state is part of the
+carry. In the loop of nodes, states of nodes are in slots, and an inner loop
+makes the mixes between two steps.
 """
 
 from collections.abc import Callable
@@ -29,17 +30,19 @@ from jasgd.engine import _server_functions
 from jasgd.engine import _slots
 
 _Outputs = dict[str, jax.Array]
-# (steps, mixes, mix_ends, num_steps): a part of a plan. A server has no mixes.
+# Part of a plan: (steps, mixes, mix_ends, num_steps). A server has no mixes.
 _Part = tuple[_plan.Steps, _plan.Mixes | None, Any, Any]
 # (data, seed, local_rate)
 _Inputs = tuple[Any, Any, Any]
 
 
 class FastCarry(NamedTuple):
-  """All that replay knows between two chunks."""
+  """Complete state of a fast replay between two chunks."""
 
-  weights: Any  # (params, stats) with a leading axis: the slots.
-  states: Any  # Those of nodes' optimizers with a leading axis; or a server's.
+  weights: Any  # Slots: (params, stats) with a leading axis.
+  # State of the server; or slots for states of nodes' optimizers, with a
+  # leading axis.
+  states: Any
   locals: Any  # Learners' own replicas with a leading axis.
 
 
@@ -50,7 +53,7 @@ class FastEngine:
   """Executes a plan, a chunk of updates at a time.
 
   Attributes:
-    carry: All that is known after the updates made so far.
+    carry: Complete state after the updates made so far.
   """
 
   def __init__(
@@ -68,14 +71,15 @@ class FastEngine:
     """Starts from weights.
 
     Args:
-      task: The task to learn.
-      optimizer: The server's functions, or the nodes' optimizer.
-      plan: What is computed.
-      weights: The first (params, stats).
+      task: Task to learn.
+      optimizer: Functions of the server, or optimizer of the nodes.
+      plan: Plan of the computation.
+      weights: First (params, stats).
       seed: Seed of every random draw.
       local_rate: Rate of learners' own steps.
-      chunk: The most updates that are made at once.
-      num_slots: At least as many as the plan has, to share a compilation.
+      chunk: Largest number of updates per call of `advance`.
+      num_slots: Number of slots, at least that of the plan. Plans with equal
+        numbers share a compilation. None: that of the plan.
     """
     self._task = task
     self._plan = plan
@@ -103,8 +107,8 @@ class FastEngine:
       self._find_range(start, min(start + chunk, plan.num_updates))
       for start in range(0, plan.num_updates, chunk)
     ]
-    # The most steps and mixes of a chunk. At least one, as an index into an
-    # array without entries cannot be compiled.
+    # Largest numbers of steps and mixes in a chunk: all chunks are padded to
+    # them. At least one, since an index into an empty array does not compile.
     self._num_steps = max(last - first for first, last, _, _ in counts)
     self._num_mixes = max(1, *(last - first for _, _, first, last in counts))
 
@@ -116,7 +120,8 @@ class FastEngine:
       stop: Number of updates made afterwards.
 
     Returns:
-      For each step in between `loss`, and with a server `gap` and `factor`.
+      Columns with an entry for each step: `loss`, and with a server also `gap`
+      and `factor`.
     """
     first, last, first_mix, last_mix = self._find_range(start, stop)
     plan = self._plan
@@ -144,26 +149,46 @@ class FastEngine:
     }
 
   def restore(self, carry: FastCarry) -> None:
-    """Goes on from a carry that was saved."""
-    self.carry = jax.tree.map(jnp.array, carry)  # A copy, for it is donated.
+    """Continues from a saved carry."""
+    # A copy, since the loop donates the carry.
+    self.carry = jax.tree.map(jnp.array, carry)
+
+  @property
+  def weights(self) -> tuple[Any, Any]:
+    """The server's (params, stats)."""
+    return self.carry.states.params, self.carry.states.stats
+
+  @property
+  def locals(self) -> dict[int, tuple[Any, Any]]:
+    """The (params, stats) of learners that step on their own."""
+    rows = self.carry.locals
+    return {
+      learner: _slots.read_row((rows.params, rows.stats), learner)
+      for learner in range(self._plan.num_locals)
+    }
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """The server's state: a learner's own steps have none."""
+    return {_plan.SERVER: self.carry.states}
 
   def read_weights(self, slots: np.ndarray) -> tuple[Any, Any]:
-    """The (params, stats) of nodes in some slots, with a leading axis."""
+    """The (params, stats) in several slots, with a leading axis."""
     return _slots.read_row(self.carry.weights, slots)
 
   def read_states(self, slots: np.ndarray) -> Any:
-    """The states of nodes' optimizers in some slots, with a leading axis."""
+    """The states of optimizers in several slots, with a leading axis."""
     return _slots.read_row(self.carry.states, slots)
 
   def _find_range(self, start: int, stop: int) -> tuple[int, int, int, int]:
-    """The first and last step, and mix, of some updates."""
+    """Ranges of some updates: first and last step, first and last mix."""
     first, last = self._plan.step_ends[[start, stop]].tolist()
     ends = self._plan.mix_ends
-    # Mixes before the first step are made with it.
+    # Mixes before the first step belong to the first update.
     return first, last, int(ends[first]) if start else 0, int(ends[last])
 
   def _load_data(self, first: int, last: int) -> Any:
-    """The task's data; streamed, the minibatches of some steps themselves."""
+    """The task's data; for a streamed task, the minibatches of the steps."""
     if not self._task.is_streamed:
       return self._task.data
     seed, _ = self._inputs
@@ -179,7 +204,7 @@ class FastEngine:
 
 
 def _pad(column: np.ndarray, size: int) -> np.ndarray:
-  """A column of a length that is always the same."""
+  """Pads a column with zeros to a fixed size, so that nothing recompiles."""
   padded = np.zeros(size, column.dtype)
   padded[: len(column)] = column
   return padded
@@ -196,7 +221,7 @@ _SERVER_COLUMNS = (
 def _make_server_loop(
   task: tasks.Task, server: _server_functions.Update, plan: _plan.Plan
 ) -> _Loop:
-  """The loop for plans like this one."""
+  """Makes the loop for plans like this one."""
   return _compile_server_loop(
     _gradient.make_gradient(task),
     _server_functions.make_local_step(task),
@@ -208,7 +233,6 @@ def _make_server_loop(
   )
 
 
-# Cached, so that nothing is compiled twice.
 @functools.lru_cache(maxsize=32)
 def _compile_server_loop(
   gradient: Callable[..., _gradient.Gradient],
@@ -219,12 +243,12 @@ def _compile_server_loop(
   has_locals: bool,
   has_local_steps: bool,
 ) -> _Loop:
-  """Compiles the loop over pushes, and fetches."""
+  """Compiles the loop over pushes and fetches, once for equal arguments."""
 
   def step_locally(
     local: _server_functions.LocalReplica, row: _plan.Steps, inputs: _Inputs
   ) -> _server_functions.LocalReplica:
-    """A learner's own steps up to a push or a fetch."""
+    """Makes a learner's own steps up to a push or a fetch."""
     data, seed, local_rate = inputs
     rate = local_rate * row.local_rate
     return lax.fori_loop(
@@ -237,7 +261,7 @@ def _compile_server_loop(
     )
 
   def compute(snapshot: Any, row: _plan.Steps, inputs: _Inputs) -> Any:
-    """The push of a learner without a replica of its own."""
+    """Computes the push of a learner without its own replica."""
     if has_local_steps:
       local = _server_functions.start_local(*snapshot)
       return _server_functions.get_push(step_locally(local, row, inputs))
@@ -250,7 +274,7 @@ def _compile_server_loop(
     result: _gradient.Gradient,
     stale_params: Any,
   ) -> tuple[FastCarry, _Outputs]:
-    """The server takes a push."""
+    """Gives the server a push."""
     state = carry.states
     clock = state.aggregation.server_clock
     outputs = {
@@ -280,12 +304,12 @@ def _compile_server_loop(
   def push_or_fetch(
     carry: FastCarry, row: _plan.Steps, inputs: _Inputs
   ) -> tuple[FastCarry, _Outputs]:
-    """A learner steps on its own replica; then it pushes or fetches."""
+    """Makes a learner's steps on its own replica, then a push or a fetch."""
     local = _slots.read_row(carry.locals, row.worker)
     local = step_locally(local, row, inputs)
 
     def push(carry: FastCarry) -> Any:
-      # Staleness is measured in the server's own versions.
+      # The gap is measured to the fetched version, not to the local replica.
       stale_params, _ = _slots.read_row(carry.weights, row.source)
       result = _server_functions.get_push(local)
       carry, outputs = consume(carry, row, result, stale_params)
@@ -332,7 +356,7 @@ def _compile_server_loop(
     zeros = jnp.zeros(steps.step.shape)
     outputs = {'loss': zeros, 'gap': zeros, 'factor': zeros}
     num_slots = len(jax.tree.leaves(carry.weights)[0])
-    # Nothing reads the last slot.
+    # Nothing reads the last slot: the first `publish` has no effect.
     slot = jnp.asarray(num_slots - 1, steps.write.dtype)
     carry, slot, outputs = lax.fori_loop(
       0, num_steps, body, (carry, slot, outputs)
@@ -363,7 +387,7 @@ class _Shape(NamedTuple):
 
 def _find_shape(plan: _plan.Plan, weights: tuple[Any, Any]) -> _Shape:
   wire = None
-  # Means of all nodes are sent without rounding.
+  # An all-reduce does not round its messages.
   has_means = np.any(plan.mixes.kind == _operations.AVERAGE)
   if plan.wire_dtype != 'float32' and not has_means:
     wire = _layout.make_layout(weights, plan.wire_dtype)
@@ -379,7 +403,7 @@ def _find_shape(plan: _plan.Plan, weights: tuple[Any, Any]) -> _Shape:
 
 @functools.lru_cache(maxsize=32)
 def _make_node_loop(work: _node_functions.NodeWork, shape: _Shape) -> _Loop:
-  """Compiles the loop over steps, and within it that over mixes."""
+  """Compiles the loop over steps, with an inner loop over mixes."""
 
   def step(
     carry: FastCarry, row: _plan.Steps, inputs: _Inputs, once: Any
@@ -393,8 +417,9 @@ def _make_node_loop(work: _node_functions.NodeWork, shape: _Shape) -> _Loop:
       node, _ = held
       source = (node.params, node.stats)
       if shape.is_stale:
-        # Without the barrier, what does not change in a loop is computed ahead
-        # of it and kept: copies of the weights, by the gradient.
+        # Without the barrier, XLA moves computations on `stale`, which does not
+        # change in the loop, in front of the loop, and stores their results:
+        # further copies of the weights.
         source, _ = lax.optimization_barrier((stale, index))
       data, seed, _ = inputs
       result = work.gradient(*source, data, seed, row.worker, row.step)
@@ -410,8 +435,8 @@ def _make_node_loop(work: _node_functions.NodeWork, shape: _Shape) -> _Loop:
         node = work.update(node, result, source[0], rate)
       return node, result.loss.astype(float)
 
-    # A loop of one round: otherwise the computation would be fused with the
-    # writing, which then could not be done in place: all slots would be copied.
+    # A loop of one iteration. Without it, XLA would fuse the computation with
+    # the write to the slots, and would copy all slots instead of one.
     node, loss = lax.fori_loop(0, once, compute, (node, jnp.zeros(())))
     return _write_node(carry, row, node), loss
 
@@ -492,7 +517,7 @@ def _make_node_loop(work: _node_functions.NodeWork, shape: _Shape) -> _Loop:
 
 
 def _read_node(carry: FastCarry, row: Any) -> _node_functions.NodeState:
-  """A node from its slots."""
+  """Reads a node from its slots."""
   return _node_functions.make_node(
     _slots.read_row(carry.weights, row.own),
     _slots.read_row(carry.states, row.state_read),
@@ -502,7 +527,7 @@ def _read_node(carry: FastCarry, row: Any) -> _node_functions.NodeState:
 def _write_node(
   carry: FastCarry, row: Any, node: _node_functions.NodeState
 ) -> FastCarry:
-  """Puts a node into its slots."""
+  """Writes a node to its slots."""
   weights = (node.params, node.stats)
   return carry._replace(
     weights=_slots.write_row(carry.weights, row.write, weights),

@@ -13,11 +13,11 @@ from jasgd import tasks
 
 
 class Gradient(NamedTuple):
-  """A gradient and what comes with it, as a learner sends them."""
+  """A gradient, with the statistics and the loss of its minibatch."""
 
-  gradient: Any  # Like the params.
-  stats: Any  # The statistics after this minibatch.
-  loss: jax.Array  # shape=(), of this minibatch.
+  gradient: Any  # Tree like the params.
+  stats: Any  # Statistics after this minibatch.
+  loss: jax.Array  # shape=(): loss of this minibatch.
 
 
 def make_gradient(
@@ -27,17 +27,17 @@ def make_gradient(
 
   .. math:: g = \nabla f(w; \text{seed}, \text{learner}, \text{step})
 
-  On a CPU the minibatch is worked off in parts that fit the cache, if the task
-  says so, and the mean is taken.
+  On a CPU, a task with a `chunk` has its minibatch computed in parts that fit
+  the cache; the gradient is the mean over the parts.
 
   Args:
-    task: The task to learn.
-    num_devices: Devices of this process that a minibatch is spread over.
-      The gradient is that of the whole, but for rounding.
+    task: Task to learn.
+    num_devices: Number of devices of this process that a minibatch is spread
+      over. This changes a gradient by rounding only.
 
   Returns:
     A jitted `gradient(params, stats, data, seed, learner, step) -> Gradient`.
-    `data` is `task.data`, or, if the task is streamed, the minibatch itself.
+    `data` is `task.data`; if the task is streamed, the minibatch itself.
 
   Examples:
     >>> import jax
@@ -56,7 +56,8 @@ def make_gradient(
   return _compile(task.loss, batches, num_parts, num_devices)
 
 
-# The key has the functions, and not the task: this keeps no data alive.
+# The cache is keyed by functions and not by the task, since it would keep the
+# task's data in memory.
 @functools.lru_cache(maxsize=32)
 def _compile(
   loss: Callable[..., Any],
@@ -64,7 +65,7 @@ def _compile(
   num_parts: int,
   num_devices: int,
 ) -> Callable[..., Gradient]:
-  """Compiles a gradient; cached, so that nothing is compiled twice."""
+  """Compiles a gradient, once for equal arguments."""
   differentiate = jax.value_and_grad(loss, has_aux=True)
 
   def gradient(
@@ -120,14 +121,14 @@ def choose_devices(batch: int) -> int:
 
 
 def place_data(data: Any, num_devices: int) -> Any:
-  """Puts a task's data on each device, once, if there are several."""
+  """Copies a task's data to each device, if there are several."""
   if num_devices == 1:
     return data
   return jax.device_put(data, _make_sharding(num_devices))
 
 
 def _make_sharding(num_devices: int, *axes: str) -> sharding.NamedSharding:
-  """Over the first devices: by the first axis of arrays, or the same on all."""
+  """Sharding over the first devices: by `axes`, or without them replicated."""
   mesh = sharding.Mesh(jax.local_devices()[:num_devices], ('batch',))
   return sharding.NamedSharding(mesh, sharding.PartitionSpec(*axes))
 

@@ -1,4 +1,4 @@
-"""Weights as one flat buffer, to be sent, published and kept."""
+"""Weights as one flat buffer, for messages, snapshots and slots."""
 
 import dataclasses
 import functools
@@ -12,10 +12,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-# jax copies a buffer with a smaller alignment, and uses others in place.
+# Bytes. jax copies a buffer with a smaller alignment, and uses others in place.
 _ALIGNMENT = 64
 
-# Numbers that a digest reads, far from each other: it must cost nothing.
+# Count of numbers that a digest reads from each part, evenly spaced: few, since
+# a server computes a digest at every update.
 _DIGEST_SIZE = 256
 
 WIRE_DTYPES = ('float32', 'bfloat16')
@@ -26,7 +27,7 @@ BufferViews = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-  """Where a leaf is: its part, its place in it, its shape and dtype."""
+  """Place of a leaf, counted in numbers of its part; shape and dtype."""
 
   name: str
   shape: tuple[int, ...]
@@ -38,7 +39,7 @@ class _Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-  """All leaves of one dtype: their place in the buffer, in bytes."""
+  """Place of all leaves of one stored dtype in the buffer, in bytes."""
 
   dtype: Any
   start: int
@@ -47,11 +48,11 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How a tree of arrays lies in one buffer: the leaves of each dtype in a row.
+  """Layout of a tree of arrays in one buffer, one part for each dtype.
 
-  A gradient with its statistics lies just as the weights with theirs. A buffer
-  is packed on the host, and split inside of compiled functions, where the split
-  costs nothing. Equal layouts are equal keys.
+  Weights with statistics and a gradient with statistics have the same layout. A
+  buffer is packed on the host, and split inside compiled functions, where the
+  split costs nothing. Equal layouts are equal keys of a cache.
 
   Attributes:
     size: Size of a buffer, in bytes.
@@ -73,35 +74,37 @@ class Layout:
   size: int
 
   def view(self, buffer: np.ndarray) -> BufferViews:
-    """The parts of a buffer, as arrays that share its memory."""
+    """Views of the parts of a buffer: arrays that share its memory."""
     return tuple(
       [buffer[part.start : part.stop].view(part.dtype) for part in self.parts]
     )
 
   def pack(self, tree: Any, buffer: np.ndarray) -> None:
-    """Copies the leaves of a tree into a buffer; waits for them."""
+    """Copies the leaves of a tree into a buffer, once they are computed."""
     leaves = self.treedef.flatten_up_to(tree)
-    if not _is_cpu():  # All copies at once, not one by one.
+    if not _is_cpu():
+      # Starts all copies from the device at once. On a CPU, `np.asarray` below
+      # reads the leaves in place.
       leaves = jax.device_get(leaves)
-    parts = self.view(buffer)
+    views = self.view(buffer)
     for leaf, array in zip(self.leaves, leaves, strict=True):
-      target = parts[leaf.part][leaf.start : leaf.stop]
+      target = views[leaf.part][leaf.start : leaf.stop]
       target[...] = np.asarray(array).reshape(-1)
 
-  def split(self, parts: BufferViews) -> Any:
-    """The tree in some parts; for use inside of compiled functions."""
+  def split(self, views: BufferViews) -> Any:
+    """The tree in the views of a buffer; for use inside compiled functions."""
     leaves = []
     for leaf in self.leaves:
-      flat = lax.slice_in_dim(parts[leaf.part], leaf.start, leaf.stop)
+      flat = lax.slice_in_dim(views[leaf.part], leaf.start, leaf.stop)
       leaves.append(jnp.reshape(flat, leaf.shape).astype(leaf.dtype))
     return self.treedef.unflatten(leaves)
 
   def unpack(self, buffer: np.ndarray) -> Any:
-    """The tree in a buffer, as numpy arrays of its own."""
-    parts = self.view(buffer)
+    """The tree in a buffer, as numpy arrays that share no memory with it."""
+    views = self.view(buffer)
     return self.treedef.unflatten(
       [
-        parts[leaf.part][leaf.start : leaf.stop]
+        views[leaf.part][leaf.start : leaf.stop]
         .reshape(leaf.shape)
         .astype(leaf.dtype)
         for leaf in self.leaves
@@ -111,12 +114,13 @@ class Layout:
   def digest(self, buffer: np.ndarray) -> int:
     """A checksum from 1 to 65535, to tell one buffer from another.
 
-    It reads some of the numbers only: where weights differ at all, most do.
+    It reads only some of the numbers: after a wrong update most weights differ.
     """
     checksum = 0
-    for part in self.view(buffer):  # Bytes between the parts have no meaning.
-      stride = max(1, len(part) // _DIGEST_SIZE)
-      chosen = np.ascontiguousarray(part[::stride])
+    # Part by part: the bytes between two parts are never written.
+    for view in self.view(buffer):
+      stride = max(1, len(view) // _DIGEST_SIZE)
+      chosen = np.ascontiguousarray(view[::stride])
       checksum = zlib.crc32(chosen.view(np.uint8).data, checksum)
     return checksum % 0xFFFF + 1
 
@@ -131,24 +135,25 @@ class Layout:
 
 
 def make_layout(tree: Any, wire_dtype: str = 'float32') -> Layout:
-  """The layout of a tree of arrays.
+  """Makes the layout of a tree of arrays.
 
   Args:
-    tree: Arrays, or what `jax.eval_shape` gives.
-    wire_dtype: The dtype that float32 is rounded to, to save bytes.
+    tree: Tree of arrays, or a result of `jax.eval_shape`.
+    wire_dtype: Dtype that float32 is rounded to, to save bytes.
 
   Returns:
     The layout.
 
   Raises:
-    ValueError: if the dtype is none of `WIRE_DTYPES`.
+    ValueError: if the dtype is not in `WIRE_DTYPES`.
   """
   if wire_dtype not in WIRE_DTYPES:
     raise ValueError(
       f'wire_dtype must be one of {", ".join(WIRE_DTYPES)}, got {wire_dtype!r}.'
     )
   paths, treedef = jax.tree.flatten_with_path(tree)
-  dtypes: list[Any] = []  # Of the parts, in the order in which they come up.
+  # Dtype and size of each part, in the order of their first leaves.
+  dtypes: list[Any] = []
   sizes: list[int] = []
   leaves = []
   for path, array in paths:
@@ -170,6 +175,13 @@ def make_layout(tree: Any, wire_dtype: str = 'float32') -> Layout:
     parts.append(_Part(dtype, start, stop))
     start = -(-stop // _ALIGNMENT) * _ALIGNMENT
   return Layout(treedef, tuple(leaves), tuple(parts), start)
+
+
+def pack_buffer(layout: Layout, tree: Any) -> np.ndarray:
+  """Packs a tree into a new buffer."""
+  buffer = np.empty(layout.size, np.uint8)
+  layout.pack(tree, buffer)
+  return buffer
 
 
 @functools.cache

@@ -1,15 +1,15 @@
-"""Exact replay of learners with optimizers of their own (DiLoCo and its kin).
+"""Exact replay of learners with their own optimizers, as in DiLoCo.
 
-A learner steps on its own replica by its own optimizer. It pushes the
-difference between weights that it fetched and those that it has come to, and
-the server's optimizer takes the difference as a gradient. The server's weights
-may be divided into fragments: replicas of some leaves, each with a version, an
-optimizer state, pushes and fetches of its own.
+A learner steps on its own replica with its own optimizer. It pushes the
+difference between the weights that it fetched and its present weights, and the
+server's optimizer takes the difference as a gradient. The server's weights may
+be divided into fragments. A fragment is a replica of some leaves, with its own
+version, optimizer state, pushes and fetches.
 
-In the trace, a PUSH or FETCH names the fragment as its `replica`; the number of
-local steps before it is the growth of the worker's `step`; a JOIN resets the
-state of the worker's optimizer. The header says `pushes: 'differences'` and, if
-there are several, `fragments`: for each replica, from `SERVER` downwards, the
+In the trace, a PUSH or FETCH names the fragment as its `replica`. The worker's
+`step` grows by the number of local steps before it. A JOIN resets the state of
+the worker's optimizer. The header has `pushes: 'differences'` and, if there are
+several fragments, `fragments`: for each replica, from `SERVER` downwards, the
 numbers of its leaves in the order of `jax.tree.leaves(params)`.
 
 References:
@@ -25,6 +25,7 @@ import numpy as np
 import optax
 
 from jasgd import tasks
+from jasgd.engine import _exact
 from jasgd.engine import _layout
 from jasgd.engine import _node_functions
 from jasgd.engine import _operations
@@ -35,18 +36,19 @@ _Weights = tuple[Any, Any]  # (params, stats)
 
 
 class LocalCarry(NamedTuple):
-  """Everything that replay knows between two updates."""
+  """Complete state of a replay between two updates."""
 
   weights: tuple[np.ndarray, ...]  # Slots: published versions, in buffers.
-  states: dict[int, _server_functions.ServerState]  # By replica.
+  # Replica -> state of this fragment at the server.
+  states: dict[int, _server_functions.ServerState]
   learners: tuple[_node_functions.NodeState, ...]
 
 
 class _Fragment(NamedTuple):
   """A replica of some leaves of the server's weights."""
 
-  leaves: list[int]
-  has_stats: bool  # Statistics belong to the first fragment.
+  leaves: list[int]  # Numbers of the leaves.
+  has_stats: bool  # Whether it has the statistics: the first fragment does.
   layout: _layout.Layout
   functions: _server_functions.ServerFunctions
 
@@ -55,7 +57,7 @@ class ExactLocalOptimizers:
   """Executes a plan whose learners push differences, call by call.
 
   Attributes:
-    carry: Everything that is known after the updates made so far.
+    carry: Complete state after the updates made so far.
   """
 
   def __init__(
@@ -96,7 +98,7 @@ class ExactLocalOptimizers:
       weights=(np.zeros(0, np.uint8),) * plan.num_slots,
       states={
         replica: each.functions.init(
-          # A copy, because the state is donated.
+          # A copy: the state is donated, and the caller keeps the weights.
           *jax.tree.map(
             jnp.copy, self._pick(weights, each.leaves, each.has_stats)
           )
@@ -109,7 +111,7 @@ class ExactLocalOptimizers:
     )
 
   def restore(self, carry: LocalCarry) -> None:
-    """Goes on from a carry that was saved."""
+    """Continues from a saved carry."""
     self.carry = carry
 
   @property
@@ -125,25 +127,36 @@ class ExactLocalOptimizers:
         stats = state.stats
     return jax.tree.unflatten(self._treedef, leaves), stats
 
+  @property
+  def locals(self) -> dict[int, _Weights]:
+    """The (params, stats) of the learners' own replicas."""
+    return {
+      learner: (node.params, node.stats)
+      for learner, node in enumerate(self.carry.learners)
+    }
+
+  @property
+  def opt_states(self) -> dict[int, Any]:
+    """States of the server's fragments and of the learners' optimizers."""
+    states = [node.opt_state for node in self.carry.learners]
+    return {**self.carry.states, **dict(enumerate(states))}
+
   def advance(self, start: int, stop: int) -> dict[str, np.ndarray]:
     """Makes the updates `start` to `stop`; see `ExactServer.advance`."""
     first, last = self._plan.step_ends[[start, stop]].tolist()
-    outputs = [self._execute(index) for index in range(first, last)]
-    columns = zip(*jax.device_get(outputs), strict=True)
-    return {
-      name: np.array(column)
-      for name, column in zip(('loss', 'gap', 'factor'), columns, strict=True)
-    }
+    return _exact.make_columns(
+      [self._execute(index) for index in range(first, last)]
+    )
 
   def _execute(self, index: int) -> tuple[Any, Any, Any]:
-    """Local steps, then a push or a fetch; gives loss, gap and factor."""
+    """Makes local steps and a push or fetch; returns loss, gap and factor."""
     steps = self._plan.steps
     worker, replica = int(steps.worker[index]), int(steps.replica[index])
     learner, loss = self._step_locally(index, self.carry.learners[worker])
     fragment = self._fragments[replica]
     published = self._read_slot(int(steps.source[index]), fragment)
     if steps.kind[index] == _operations.FETCH:
-      if steps.is_reset[index]:  # It has joined: its optimizer starts anew.
+      if steps.is_reset[index]:  # The learner has joined: a new optimizer.
         learner = self._local.start(self._first)
       learner = self._fetch(learner, fragment, published)
       result = (np.nan, np.nan, np.nan)
@@ -158,18 +171,16 @@ class ExactLocalOptimizers:
   def _step_locally(
     self, index: int, learner: _node_functions.NodeState
   ) -> tuple[_node_functions.NodeState, Any]:
-    """A learner's steps up to a push or a fetch, and their mean loss."""
+    """Makes the steps up to a push or a fetch; returns their mean loss too."""
     steps, task = self._plan.steps, self._task
     worker, first = int(steps.worker[index]), int(steps.step[index])
     rate = float(steps.local_rate[index]) if self._plan.has_rates else None
     losses = []
     for step in range(first, first + int(steps.num_steps[index])):
-      data = task.data
-      if task.is_streamed:
-        data = task.batches(None, self._seed, worker, step)
-      learner, loss = self._local.step(
-        learner, data, self._seed, worker, step, rate
+      minibatch = _exact.locate_minibatch(
+        task, task.data, self._seed, worker, step
       )
+      learner, loss = self._local.step(learner, *minibatch, rate)
       losses.append(loss)
     return learner, np.mean(jax.device_get(losses)) if losses else np.nan
 
@@ -179,7 +190,7 @@ class ExactLocalOptimizers:
     fragment: _Fragment,
     published: np.ndarray,
   ) -> _node_functions.NodeState:
-    """The learner's replica with the leaves of a fragment replaced."""
+    """Replaces the leaves of a fragment in the learner's replica."""
     params, stats = fragment.layout.unpack(published)
     leaves = jax.tree.leaves(learner.params)
     for number in fragment.leaves:
@@ -195,7 +206,7 @@ class ExactLocalOptimizers:
     fragment: _Fragment,
     published: np.ndarray,
   ) -> tuple[Any, Any]:
-    """The server takes a difference; gives gap and factor."""
+    """Gives the server a difference; returns gap and factor."""
     steps, layout = self._plan.steps, fragment.layout
     functions = fragment.functions
     replica = int(steps.replica[index])
@@ -203,11 +214,11 @@ class ExactLocalOptimizers:
     own, stats = self._pick(
       (learner.params, learner.stats), fragment.leaves, fragment.has_stats
     )
-    message = np.empty(layout.size, np.uint8)
-    layout.pack((_subtract(stale, own), stats), message)
+    message = _layout.pack_buffer(layout, (_subtract(stale, own), stats))
     state = self.carry.states[replica]
     staleness = int(steps.staleness[index])
     clock = state.aggregation.server_clock
+    # Before `apply`, which donates the state.
     gap = functions.measure_gap(state, layout.view(published))
     factor = functions.get_factor(staleness, clock)
     arguments = (layout.view(message), staleness, layout.view(published))
@@ -224,7 +235,7 @@ class ExactLocalOptimizers:
       self._publish(index, fragment, state)
     else:
       state = functions.accumulate(state, *arguments)
-    jax.block_until_ready(state)  # It may read the message until now.
+    jax.block_until_ready(state)  # The call reads the message in place.
     self.carry.states[replica] = state
     return gap, factor
 
@@ -234,9 +245,9 @@ class ExactLocalOptimizers:
     fragment: _Fragment,
     state: _server_functions.ServerState,
   ) -> None:
-    """Keeps a new version in its slot."""
-    buffer = np.empty(fragment.layout.size, np.uint8)
-    fragment.layout.pack((state.params, state.stats), buffer)
+    """Stores a new version in its slot."""
+    # A copy: the next call donates the state.
+    buffer = _layout.pack_buffer(fragment.layout, (state.params, state.stats))
     weights = list(self.carry.weights)
     weights[int(self._plan.steps.write[index])] = buffer
     self.carry = self.carry._replace(weights=tuple(weights))
@@ -244,10 +255,9 @@ class ExactLocalOptimizers:
   def _read_slot(self, slot: int, fragment: _Fragment) -> np.ndarray:
     """A published version of a fragment, in a buffer."""
     buffer = self.carry.weights[slot]
-    if not len(buffer):  # No update has been made: the first weights.
-      buffer = np.empty(fragment.layout.size, np.uint8)
+    if not len(buffer):  # Slot 0: the first weights of every fragment.
       first = self._pick(self._first, fragment.leaves, fragment.has_stats)
-      fragment.layout.pack(first, buffer)
+      buffer = _layout.pack_buffer(fragment.layout, first)
     return buffer
 
   def _pick(

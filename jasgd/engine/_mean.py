@@ -1,8 +1,9 @@
-"""The mean of all nodes, added up in the order of their numbers.
+"""The mean over all nodes, summed in the order of their numbers.
 
-`lax.psum` adds in an order that depends on the library, the processes and the
-length of the arrays, so that a replay elsewhere is off by roundings, which grow
-from step to step. In this order, the mean is the same bits everywhere.
+The order of additions in `lax.psum` depends on the library, the processes and
+the length of the arrays. A replay on another machine would differ by roundings,
+which grow from step to step. With a fixed order, the mean has the same bits on
+every machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +16,9 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-# Up to so many bytes each node receives the arrays of all others and adds them.
-# Beyond, each node adds up its share, and all nodes exchange the sums: as few
-# bytes as with `lax.psum`, but twice as many messages.
+# Up to this many bytes, each node receives the arrays of all others and adds
+# them. Above it, each node adds up one share of the arrays, and all nodes
+# exchange the sums: as few bytes as with `lax.psum`, but twice the messages.
 _MAX_GATHERED = 2**22
 
 
@@ -29,8 +30,8 @@ def average(trees: Sequence[Any]) -> Any:
     trees: The trees of the nodes, in the order of their numbers.
 
   Returns:
-    A tree with the mean of the floats, in their own dtypes; sums are in float32
-    at least. Everything else is that of the first.
+    A tree with the mean of the floats, in their own dtypes, summed in float32
+    or wider. All other leaves are those of the first tree.
   """
   return jax.tree.map(lambda *leaves: _average_rows(leaves), *trees)
 
@@ -39,11 +40,11 @@ def make_group_average(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
   """`average` for nodes in several processes, with the same bits.
 
   Args:
-    mesh: The first device of each process, along one axis.
+    mesh: Mesh of the first device of each process, along one axis.
 
   Returns:
-    A function from the tree of this node to the mean of all nodes'. All must
-    call it together.
+    A function from the tree of this node to the mean of the trees of all nodes.
+    All nodes must call it together.
   """
   (axis_name,) = mesh.axis_names
   spec = jax.P(axis_name)
@@ -59,7 +60,7 @@ def make_group_average(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
   placed = jax.NamedSharding(mesh, spec)
 
   def join(leaf: jax.Array) -> jax.Array:
-    """All nodes' arrays, end to end; nothing is copied."""
+    """Declares this node's array as its part of one global array: no copy."""
     leaf = leaf if leaf.ndim else leaf[None]
     shape = (mesh.size * leaf.shape[0], *leaf.shape[1:])
     return jax.make_array_from_single_device_arrays(shape, placed, [leaf])
@@ -87,7 +88,7 @@ def count_mean_messages(size: int, num_nodes: int) -> float:
     num_nodes: Number of nodes.
 
   Returns:
-    The number; parts of a message count as fractions.
+    The number. A message with a part of the weights counts as a fraction.
 
   Examples:
     >>> from jasgd import engine
@@ -102,7 +103,7 @@ def count_mean_messages(size: int, num_nodes: int) -> float:
 
 
 def _average_over(leaves: list[jax.Array], axis_name: str) -> list[jax.Array]:
-  """The mean over a named axis; the leaves of each dtype travel together."""
+  """The mean over a named axis; leaves of one dtype share a message."""
   means: list[Any] = [None] * len(leaves)
   for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
     group = [index for index, leaf in enumerate(leaves) if leaf.dtype == dtype]
@@ -128,7 +129,11 @@ def _average_flat(own: jax.Array, axis_name: str) -> jax.Array:
 
 
 def _average_rows(rows: Any) -> jax.Array:
-  """The mean: additions, then one division, which no compiler fuses."""
+  """The mean of rows: a sum in order, then one division.
+
+  A compiler may fuse a product with a sum, which changes the rounding; it does
+  not fuse a division.
+  """
   if not jnp.issubdtype(rows[0].dtype, jnp.inexact):
     return rows[0]
   dtype = jnp.promote_types(rows[0].dtype, jnp.float32)

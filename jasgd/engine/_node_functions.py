@@ -1,4 +1,4 @@
-"""What a node and an elastic centre compute, as compiled functions."""
+"""The work of a node and of an elastic centre, as compiled functions."""
 
 from collections.abc import Callable
 import functools
@@ -17,38 +17,38 @@ _Weights = tuple[Any, Any]  # (params, stats)
 
 
 class NodeState(NamedTuple):
-  """A node's weights, and what its optimizer keeps."""
+  """Weights of a node, and the state of its optimizer."""
 
   params: Any
-  stats: Any
+  stats: Any  # Statistics that are not trained.
   opt_state: optax.OptState
 
 
 class NodeFunctions(NamedTuple):
-  """A node's and a centre's work, as pure, jitted functions.
+  """Work of a node and of a centre, as pure, jitted functions.
 
-  The first argument, which is changed, is donated. `parts` are views of a
-  buffer with other weights, as a message brings them.
+  They donate their first argument, except `start` and `gradient`. `views` are
+  the views of a message (`Layout.view`).
 
   Attributes:
-    start: `((params, stats)) -> node`, in buffers of its own.
-    step: `(node, data, seed, learner, step, rate) -> (node, loss)`. `rate` is a
-      factor on the optimizer's updates; None leaves them alone.
-    step_at: `(node, parts, data, seed, learner, step, rate) -> (node, loss)`.
-      The gradient is computed at other weights than the node's, and applied to
-      the node's. These never were in a message: the parts are of a layout that
-      rounds nothing.
-    join: `(node, step) -> node`. The optimizer of a node that has just joined
-      starts with a fresh state, but counts from the step that it takes over.
-    mix: `(node, parts, own_weight, weight) -> node`. For several others, one
-      call for each: the own weight in the first one, and 1 in the others.
-    pull_centre: `(node, parts, rate) -> (node, force)`. The node moves towards
-      the centre by the force, which is like (params, stats).
-    move_centre: `((params, stats), parts, weight) -> (params, stats)`. The
-      centre moves by the force that is in the parts.
-    gradient: `(params, stats, data, seed, learner, step) -> Gradient`. Nothing
-      is donated. The first half of a step, if all gradients are averaged.
-    update: `(node, (gradient, stats), rate) -> node`. The second half.
+    start: Function `((params, stats)) -> node`, which copies the weights.
+    step: Function `(node, data, seed, learner, step, rate) -> (node, loss)`.
+      `rate` is a factor on the optimizer's updates, or None for no factor.
+    step_at: Function `(node, views, data, seed, learner, step, rate) -> (node,
+      loss)`. It computes the gradient at the weights in `views`, and applies it
+      to the node. These are older weights of the node itself, which were never
+      sent: their layout rounds nothing.
+    join: Function `(node, step) -> node` for a node that has just joined. Its
+      optimizer gets a fresh state with counts that begin at `step`.
+    mix: Function `(node, views, own_weight, weight) -> node`. Several messages
+      need one call each: the first with the own weight, the others with 1.
+    pull_centre: Function `(node, views, rate) -> (node, force)`. It moves the
+      node towards the centre by the force, a tree like (params, stats).
+    move_centre: Function `((params, stats), views, weight) -> (params, stats)`.
+      It moves the centre by the force in `views`.
+    gradient: Function `(params, stats, data, seed, learner, step) -> Gradient`:
+      the first half of a step, if gradients are averaged.
+    update: Function `(node, (gradient, stats), rate) -> node`: the second half.
   """
 
   start: Callable[..., NodeState]
@@ -63,14 +63,15 @@ class NodeFunctions(NamedTuple):
 
 
 class NodeWork(NamedTuple):
-  """A node's work on trees, to be compiled as part of something larger.
+  """Work of a node on trees, to be compiled as part of a larger program.
 
   Attributes:
-    gradient: `(params, stats, data, seed, learner, step) -> Gradient`.
-    update: `(node, gradient, stale_params, rate, params=None) -> node`. The own
-      weights are changed, and the optimizer takes `params` for them, if given.
-      The node gets the gradient's statistics.
-    init: `(params) -> opt_state`.
+    gradient: Function `(params, stats, data, seed, learner, step) -> Gradient`.
+    update: Function `(node, gradient, stale_params, rate, params=None) ->
+      node`. The optimizer gets `params`, if given, as the current weights; its
+      updates are added to the node's weights. The node gets the gradient's
+      statistics.
+    init: Function `(params) -> opt_state`.
   """
 
   gradient: Callable[..., _gradient.Gradient]
@@ -94,13 +95,13 @@ def make_node_functions(
 
   Statistics that are not trained are mixed like the weights, if they are
   floats; other numbers, and the optimizer's state, stay with their node. The
-  force e is rounded as its message will be before the node moves, so that the
-  sum of x and c does not change.
+  force e is first rounded to the dtype of its message, and then subtracted, so
+  that the sum of x and c does not change.
 
   Args:
-    task: The task to learn.
+    task: Task to learn.
     optimizer: Any optax optimizer.
-    layout: The layout of (params, stats) in messages.
+    layout: Layout of (params, stats) in messages.
 
   Returns:
     The functions.
@@ -129,29 +130,29 @@ def make_node_functions(
 def make_node_work(
   task: tasks.Task, optimizer: optax.GradientTransformation
 ) -> NodeWork:
-  """A node's work on trees, as functions to be compiled."""
+  """Makes the work of a node on trees, as functions to be compiled."""
   return _make_work(_gradient.make_gradient(task), optimizer)
 
 
 def make_node(weights: _Weights, opt_state: optax.OptState) -> NodeState:
-  """A node from its (params, stats) and its optimizer's state."""
+  """Makes a node from its (params, stats) and its optimizer's state."""
   params, stats = weights
   return NodeState(params, stats, opt_state)
 
 
 def join_at(work: NodeWork, node: NodeState, step: Any) -> NodeState:
-  """A node whose optimizer has a fresh state that counts from a step.
+  """Gives a node an optimizer with a fresh state that counts from a step.
 
-  So the schedule of a joiner goes on where its peer's is. Counts are the fields
-  that optax calls `count`: those of schedules, Adam, and others.
+  Thus the schedule of a joiner continues where that of its peer is. Counts are
+  the fields that optax calls `count`: those of schedules, Adam, and others.
 
   Args:
-    work: The node's work.
-    node: The node, with the weights that it has got.
-    step: Step that it takes over.
+    work: Work of the node.
+    node: Node with the weights that it received.
+    step: Number of steps that its peer has made.
 
   Returns:
-    The node.
+    The node with the new state.
   """
 
   def set_count(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
@@ -165,7 +166,7 @@ def join_at(work: NodeWork, node: NodeState, step: Any) -> NodeState:
 
 
 def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
-  """`own_weight * own + weight * other`, of all floats, in the own dtypes."""
+  """`own_weight * own + weight * other` for all floats, in the own dtypes."""
 
   def mix(own: jax.Array, other: jax.Array) -> jax.Array:
     if not jnp.issubdtype(own.dtype, jnp.inexact):
@@ -181,8 +182,8 @@ def mix_weights(own: Any, other: Any, own_weight: Any, weight: Any) -> Any:
 def add_changes(own: Any, new: Any, old: Any) -> Any:
   """Adds the change that a minibatch made to the statistics that it read.
 
-  Others may have averaged with the node meanwhile, and that must not be lost.
-  Integers are never mixed: the new ones are taken.
+  The node's statistics may have been mixed since they were read; adding keeps
+  that mix. Integers are never mixed: the new ones replace the old.
   """
 
   def add(own: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -194,7 +195,7 @@ def add_changes(own: Any, new: Any, old: Any) -> Any:
 
 
 def measure_force(own: Any, centre: Any, rate: Any) -> Any:
-  """`rate * (own - centre)`, in the own dtypes; of what is no float, 0."""
+  """`rate * (own - centre)` for floats, in the own dtypes; 0 for integers."""
 
   def measure(own: jax.Array, centre: jax.Array) -> jax.Array:
     if not jnp.issubdtype(own.dtype, jnp.inexact):
@@ -207,28 +208,32 @@ def measure_force(own: Any, centre: Any, rate: Any) -> Any:
 
 
 def round_weights(tree: Any, layout: _layout.Layout) -> Any:
-  """Weights, or a force, as they come out of a message of that layout."""
+  """Rounds weights, or a force, like a message of that layout."""
   leaves = []
   for leaf, array in zip(
     layout.leaves, layout.treedef.flatten_up_to(tree), strict=True
   ):
     stored = layout.parts[leaf.part].dtype
     if stored != leaf.dtype:
-      # A compiler may leave out a conversion and its inverse, but not this.
+      # XLA may remove a conversion together with its inverse; it does not
+      # remove reduce_precision.
       info = jnp.finfo(stored)
       array = lax.reduce_precision(array, info.nexp, info.nmant)
     leaves.append(array)
   return layout.treedef.unflatten(leaves)
 
 
-# The key has the functions, and not the task: this keeps no data alive.
+# The cache is keyed by the gradient and not by the task: it would keep the
+# task's data in memory.
 @functools.lru_cache(maxsize=32)
 def _make_work(
   gradient: Callable[..., _gradient.Gradient],
   optimizer: optax.GradientTransformation,
 ) -> NodeWork:
-  """Cached, so that nothing is compiled twice."""
-  # It must not be made anew for each call either: it is a key as well.
+  """Makes a node's work, once for equal arguments.
+
+  The result is a key of the caches of compiled functions.
+  """
   optimizer = optax.with_extra_args_support(optimizer)
 
   def update(
@@ -256,11 +261,11 @@ def _make_work(
 
 @functools.lru_cache(maxsize=32)
 def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
-  """Cached, so that nothing is compiled twice."""
+  """Compiles a node's functions, once for equal arguments."""
   whole = _make_whole_layout(layout)
 
   def start(weights: _Weights) -> NodeState:
-    # Copies, as all of it is donated: two leaves must not be one buffer.
+    # Copies: the node is donated, and two leaves must not share a buffer.
     params, stats = jax.tree.map(jnp.array, weights)
     return NodeState(params, stats, jax.tree.map(jnp.array, work.init(params)))
 
@@ -272,14 +277,14 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
 
   def step_at(
     node: NodeState,
-    parts: Any,
+    views: Any,
     data: Any,
     seed: Any,
     learner: Any,
     step: Any,
     rate: Any,
   ) -> tuple[NodeState, jax.Array]:
-    params, stats = whole.split(parts)
+    params, stats = whole.split(views)
     result = work.gradient(params, stats, data, seed, learner, step)
     changed = add_changes(node.stats, result.stats, stats)
     result = result._replace(stats=changed)
@@ -289,23 +294,24 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
     return join_at(work, node, step)
 
   def mix(
-    node: NodeState, parts: Any, own_weight: Any, weight: Any
+    node: NodeState, views: Any, own_weight: Any, weight: Any
   ) -> NodeState:
     own = (node.params, node.stats)
-    params, stats = mix_weights(own, layout.split(parts), own_weight, weight)
+    params, stats = mix_weights(own, layout.split(views), own_weight, weight)
     return node._replace(params=params, stats=stats)
 
   def pull_centre(
-    node: NodeState, parts: Any, rate: Any
+    node: NodeState, views: Any, rate: Any
   ) -> tuple[NodeState, _Weights]:
     own = (node.params, node.stats)
-    force = measure_force(own, layout.split(parts), rate)
+    force = measure_force(own, layout.split(views), rate)
+    # Before the node moves: it must move by the same force as the centre.
     force = round_weights(force, layout)
     params, stats = mix_weights(own, force, 1.0, -1.0)
     return node._replace(params=params, stats=stats), force
 
-  def move_centre(centre: _Weights, parts: Any, weight: Any) -> _Weights:
-    return mix_weights(centre, layout.split(parts), 1.0, weight)
+  def move_centre(centre: _Weights, views: Any, weight: Any) -> _Weights:
+    return mix_weights(centre, layout.split(views), 1.0, weight)
 
   def update(node: NodeState, mean: tuple[Any, Any], rate: Any) -> NodeState:
     result = _gradient.Gradient(*mean, jnp.zeros(()))
@@ -326,7 +332,7 @@ def _compile(work: NodeWork, layout: _layout.Layout) -> NodeFunctions:
 
 
 def _make_whole_layout(layout: _layout.Layout) -> _layout.Layout:
-  """The layout of the same tree that rounds nothing."""
+  """The layout of the same tree without rounding."""
   leaves = [
     jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in layout.leaves
   ]

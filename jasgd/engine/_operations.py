@@ -1,14 +1,13 @@
-"""Operations on values: what the records of a trace do to weights.
+"""Operations on values: the effect of the records of a trace on weights.
 
-Replicas are sets of weights with versions: node i's is number i, and that of a
-server or of an elastic centre is number `SERVER`. A learner that steps on its
-own has a replica too, which has no records of its own: the server's determine
-it.
+Replicas are sets of weights with versions. Node i has replica i; a server or an
+elastic centre has replica `SERVER`. A learner that makes local steps also has a
+replica, but no records of its own: the server's records determine it.
 
 Everything that changes weights is an operation. It reads values and makes new
-ones, and a value is never changed (static single assignment). Versions of
-replicas are names of values and may share one: all replicas at the start, nodes
-that have just averaged, a node that went back to its checkpoint. So nothing is
+ones, and a value never changes (static single assignment). Versions of replicas
+are names of values and may share one: all replicas at the start, nodes that
+have just averaged, a node that went back to its checkpoint. Hence nothing is
 computed or copied twice.
 """
 
@@ -22,42 +21,46 @@ from jasgd import traces
 
 SERVER = -1
 
-# Operations on minibatches: a worker computes a gradient, and an optimizer
-# takes it and changes weights (STEP), or keeps it for a later STEP
-# (ACCUMULATE), or the gradient itself is the result (GRADIENT); or a learner
-# steps on its own replica and then fetches weights (FETCH).
+# Operations on minibatches. A worker computes a gradient, and then:
+# - STEP: an optimizer changes weights with it.
+# - ACCUMULATE: the server adds it to the sum of a later STEP.
+# - GRADIENT: the gradient itself is the result.
+# FETCH: a learner makes steps on its own replica, then fetches weights.
 STEP, ACCUMULATE, GRADIENT, FETCH = range(4)
-# Operations without a minibatch: own and other weights times a factor each
-# (MIX); a scaled difference of two, which one subtracts (DIFFERENCE, SUBTRACT,
-# both by one call) and another adds (MOVE); one addition of a mean (AVERAGE);
-# an optimizer that takes a mean of gradients (UPDATE); the optimizer of a node
-# that has joined starts anew, and the weights stay (START).
+# Operations without a minibatch:
+# - MIX: own and other weights, each times a factor, are added.
+# - DIFFERENCE, SUBTRACT: a node makes a scaled difference to the centre, and
+#   subtracts it. One call makes both.
+# - MOVE: the centre adds a node's difference.
+# - AVERAGE: one addition of a mean.
+# - UPDATE: an optimizer changes weights with a mean of gradients.
+# - START: a node that has joined gets a fresh optimizer and keeps its weights.
 MIX, DIFFERENCE, SUBTRACT, MOVE, AVERAGE, UPDATE, START = range(4, 11)
 STEP_KINDS = (STEP, ACCUMULATE, GRADIENT, FETCH)
-# The own weight of the first AVERAGE of a mean; those that follow have more.
+# Own weight of the first AVERAGE of a mean. It is larger in the following ones.
 FIRST_SHARE = 0.5
 
 Columns = dict[str, np.ndarray]
 
 
 class Operation(NamedTuple):
-  """Reads values and makes one of weights, and one of an optimizer's state.
+  """Reads values; makes a value of weights and one of an optimizer's state.
 
   Attributes:
-    kind: What is done.
-    own: The weights that change; -1: those in the state of a server.
-    source: The other weights: where a gradient is computed, or what is mixed
-      in; of a MOVE or SUBTRACT a difference, of an UPDATE a gradient.
-    write: The new value of weights; -1: none.
-    own_weight: The factor of `own`.
-    weight: The factor of `source`; of a DIFFERENCE, that of the difference.
-    state_read: The optimizer's state before; -1: not needed.
-    state_write: Its state afterwards; -1: none.
-    worker: Who computes the minibatch.
-    step: The worker's first minibatch, counted from 0; of an UPDATE, the one
-      that the gradients are of; of a START, the first one to come.
-    time: When it was done.
-    record: The index of its record in the trace.
+    kind: Kind of the operation, one of the constants above.
+    own: Value of the weights that change; -1: those in the server's state.
+    source: Value of the other weights: those that a gradient is computed at or
+      that are mixed in; a difference for MOVE and SUBTRACT, a gradient for
+      UPDATE.
+    write: New value of weights; -1: none.
+    own_weight: Factor of `own`.
+    weight: Factor of `source`; for DIFFERENCE, the factor of the difference.
+    state_read: Value of the optimizer's state before; -1: not needed.
+    state_write: Value of the optimizer's state afterwards; -1: none.
+    worker: Number of the worker that computes the minibatch.
+    step: Number of the worker's first minibatch, from 0 on; for UPDATE, of the
+      minibatches of the gradients; for START, of the next minibatch.
+    time: Time of the end of the operation.
   """
 
   kind: int
@@ -71,32 +74,30 @@ class Operation(NamedTuple):
   worker: int = 0
   step: int = 0
   time: float = 0.0
-  record: int = 0
 
 
-# Further columns of operations on minibatches, and their values if a server has
-# no part in them.
+# Further columns of operations on minibatches, with their values for nodes.
 SERVER_COLUMNS = {
-  'replica': SERVER,  # Of the server, or of a fragment of its weights.
-  'num_steps': 1,  # Minibatches.
+  'replica': SERVER,  # Replica of the server, or of a fragment of its weights.
+  'num_steps': 1,  # Number of minibatches.
   'staleness': 0,
-  'num_learners': 1,  # Present at the time.
-  'is_reset': False,  # A learner begins anew: its sum of gradients is lost.
-  'is_separate': False,  # The update came later, by a call of its own.
+  'num_learners': 1,  # Number of learners present at that time.
+  'is_reset': False,  # Whether the learner joined: its sums begin at zero.
+  'is_separate': False,  # Whether a separate, later call made the update.
   'call': 0,  # Updates with equal numbers above 0 were made by one call.
-  'num_devices': 1,  # That the minibatch was spread over.
-  'local_version': 0,  # Of the weights that a learner's own replica began with.
+  'num_devices': 1,  # Number of devices that the minibatch was spread over.
+  'local_version': 0,  # Version of the weights that the learner fetched last.
 }
 
 
-class Holdings(NamedTuple):
-  """Columns with an entry for each change of the values that a replica has."""
+class ValueChanges(NamedTuple):
+  """Columns with an entry for each change of the values of a replica."""
 
-  after: np.ndarray  # Number of operations before.
+  after: np.ndarray  # Number of operations before the change.
   replica: np.ndarray
   version: np.ndarray
-  value: np.ndarray
-  state: np.ndarray
+  value: np.ndarray  # Value of its weights.
+  state: np.ndarray  # Value of its optimizer's state.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,16 +105,16 @@ class Operations:
   """All operations of a trace.
 
   Attributes:
-    columns: From the fields of `Operation` and `SERVER_COLUMNS` to arrays with
-      an entry for each operation. A server's have only those that matter.
-    holdings: The values that replicas have. None for a server, whose state
+    columns: Name of a field of `Operation` or of `SERVER_COLUMNS` -> array with
+      an entry for each operation. With a server, unused fields are left out.
+    changes: Changes of the values of replicas. None for a server, whose state
       always has its latest weights.
-    replicas: The numbers of all replicas that have records.
-    num_locals: Number of learners with a replica of their own.
+    replicas: Numbers of all replicas that have records.
+    num_locals: Number of learners with their own replica.
   """
 
   columns: Columns
-  holdings: Holdings | None
+  changes: ValueChanges | None
   replicas: tuple[int, ...]
   num_locals: int = 0
 
@@ -122,13 +123,13 @@ class Operations:
 
 
 def fill_column(value: Any, size: int) -> np.ndarray:
-  """A column of one value, which takes no memory."""
+  """A column that repeats one value, without the memory for its entries."""
   dtype = np.int32 if type(value) is int else None
   return np.broadcast_to(np.asarray(value, dtype), size)
 
 
 def check_kinds(records: np.ndarray, numbers: np.ndarray | None) -> None:
-  """Raises a TraceError for a kind or a fate that does not exist."""
+  """Raises a TraceError for an unknown kind or fate."""
   kinds = records['kind']
   fates = np.where(kinds == traces.Kind.PUSH, records['fate'], 0)
   last_kind, last_fate = max(traces.Kind), max(protocols.Fate)
@@ -153,5 +154,5 @@ def refuse(
 
 
 def get_number(numbers: np.ndarray | None, index: int) -> int:
-  """The number of a record among those of the trace, with void ones."""
+  """The number of a record in the trace, where void records count too."""
   return index if numbers is None else int(numbers[index])

@@ -1,4 +1,4 @@
-"""From a trace to a plan: what is computed, in which slots, at which rates."""
+"""From a trace to a plan: the operations, with their slots and rates."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -34,7 +34,7 @@ class Steps(NamedTuple):
   write: np.ndarray
   state_read: np.ndarray
   state_write: np.ndarray
-  rate: np.ndarray  # The factor on the optimizer's updates.
+  rate: np.ndarray  # Factor on the optimizer's updates.
   replica: np.ndarray
   num_steps: np.ndarray
   staleness: np.ndarray
@@ -43,7 +43,7 @@ class Steps(NamedTuple):
   is_separate: np.ndarray
   call: np.ndarray
   num_devices: np.ndarray
-  local_rate: np.ndarray  # The factor on a learner's own steps.
+  local_rate: np.ndarray  # Factor on a learner's own steps.
 
 
 class Mixes(NamedTuple):
@@ -57,23 +57,23 @@ class Mixes(NamedTuple):
   weight: np.ndarray
   state_read: np.ndarray
   state_write: np.ndarray
-  rate: np.ndarray  # Of an UPDATE.
-  step: np.ndarray  # Of a START.
+  rate: np.ndarray  # Factor on the optimizer's updates, for UPDATE.
+  step: np.ndarray  # Number of the next minibatch, for START.
 
 
 class Located(NamedTuple):
-  """Where the replicas of a plan are, with an entry for each."""
+  """Places of the replicas of a plan: arrays with an entry for each."""
 
-  slot: np.ndarray
-  state: np.ndarray
+  slot: np.ndarray  # Slot of its weights.
+  state: np.ndarray  # Slot of its optimizer's state.
   version: np.ndarray
 
 
 class _Moves(NamedTuple):
-  """Columns with an entry for each change of where a replica is."""
+  """Columns with an entry for each change of the place of a replica."""
 
   clock: np.ndarray
-  row: np.ndarray  # The place in `Plan.replicas`.
+  row: np.ndarray  # Index of the replica in `Plan.replicas`.
   slot: np.ndarray
   state: np.ndarray
   version: np.ndarray
@@ -81,37 +81,38 @@ class _Moves(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-  """What replay computes, and where it keeps the results.
+  """Operations of a replay, and the slots of their results.
 
-  The clock of a replay counts updates: those of the server, each of one or
-  several steps; or the steps of all nodes, each with the mixes up to the next
-  one.
+  The clock of a replay counts updates. With a server, an update consists of one
+  or several steps. With nodes, every step counts as an update, together with
+  the mixes up to the next step.
 
   Attributes:
     steps: Operations on minibatches.
     mixes: All other operations.
-    step_ends: [updates + 1]: the steps of update u are those from
-      `step_ends[u]` to `step_ends[u + 1]`.
-    mix_ends: [steps + 1]: number of mixes made before the next step; at 0 those
-      before the first.
-    time: [updates + 1]: when the last step was done, at each clock.
-    samples: [updates + 1]: samples of all gradients applied, at each clock.
-    replicas: The numbers of all replicas with records: `SERVER` is the server
-      or the centre.
-    num_slots: Slots for weights; the first holds the weights to start from. The
-      last one of a server's plan is written, but never read.
-    num_states: Slots for the states of nodes' optimizers.
-    num_locals: Learners with a replica of their own.
+    step_ends: int [updates + 1]; the steps of update u are those from
+      `step_ends[u]` up to `step_ends[u + 1]`.
+    mix_ends: int [steps + 1]; `mix_ends[s]` is the number of mixes made before
+      step s.
+    time: float [updates + 1]: time of the last step at each clock.
+    samples: int [updates + 1]: samples of all gradients applied at each clock.
+    replicas: Numbers of all replicas with records; `SERVER` is the server or
+      the centre.
+    num_slots: Number of slots for weights; the first slot holds the initial
+      weights. With a server, the last slot is written but never read.
+    num_states: Number of slots for the states of nodes' optimizers.
+    num_locals: Number of learners with their own replica.
     has_server: Whether learners push to a server; otherwise nodes step and mix.
     has_rates: Whether there is a schedule; otherwise all rates are 1.
     is_single: Whether every update has one gradient.
-    averages_gradients: Whether nodes average gradients, and not weights.
-    wire_dtype: The dtype that float32 was rounded to in messages.
-    fragments: Leaves of each replica of the server, by their numbers, if
-      learners have optimizers of their own and push differences of weights;
-      None: learners push gradients.
-    masses: Of push-sum, from (node, version) to a mass; {}: there are none.
-    digests: From a clock to the digest of a real server's weights.
+    averages_gradients: Whether nodes average gradients instead of weights.
+    wire_dtype: Dtype that float32 was rounded to in messages.
+    fragments: Replica of the server -> numbers of its leaves (None for all), if
+      learners have their own optimizers and push differences of weights. None
+      if learners push gradients.
+    masses: (node, version) -> mass of push-sum; {} for other strategies.
+    digests: Clock -> digest of a real server's weights.
+    moves: Changes of the slots of nodes' replicas; None with a server.
   """
 
   steps: Steps
@@ -129,19 +130,19 @@ class Plan:
   is_single: bool
   averages_gradients: bool
   wire_dtype: str
-  fragments: dict[int, list[int]] | None
+  fragments: dict[int, list[int] | None] | None
   masses: dict[tuple[int, int], float]
   digests: dict[int, int]
   moves: _Moves | None
 
   @property
   def num_updates(self) -> int:
-    """The clock at the end."""
+    """Number of updates: the clock at the end."""
     return len(self.step_ends) - 1
 
   @property
   def nodes(self) -> tuple[int, ...]:
-    """The numbers of the replicas that are nodes'."""
+    """Numbers of the nodes: `replicas` without the centre."""
     return tuple(each for each in self.replicas if each != SERVER)
 
   @property
@@ -150,7 +151,10 @@ class Plan:
     return self.num_locals > 0 or bool(np.any(self.steps.num_steps > 1))
 
   def find_call_end(self, clock: int) -> int:
-    """The next clock, from this one on, that is not within a call."""
+    """The first clock, from `clock` on, at the end of a call.
+
+    Between the updates of one call the weights do not exist.
+    """
     calls, ends = self.steps.call, self.step_ends
 
     def get_call(clock: int) -> int:
@@ -164,14 +168,14 @@ class Plan:
     return clock
 
   def locate(self, clock: int) -> Located:
-    """Where all replicas are, at a clock.
+    """Finds the slots of all replicas at a clock.
 
     Args:
-      clock: The clock.
+      clock: Clock of the replay.
 
     Returns:
-      Slots and versions in the order of `replicas`. A server's weights are in
-      its state, and in no slot: 0.
+      Slots and versions in the order of `replicas`. With a server the slots are
+      0 and have no meaning: its weights are in its state.
     """
     located = Located(*np.zeros((3, len(self.replicas)), int))
     if self.moves is None:
@@ -179,26 +183,58 @@ class Plan:
       return located
     end = np.searchsorted(self.moves.clock, clock, 'right')
     rows = self.moves.row[:end]
-    for name in Located._fields:  # Of several moves, the last one counts.
+    # Of several moves of one replica, numpy keeps the last one.
+    for name in Located._fields:
       getattr(located, name)[rows] = getattr(self.moves, name)[:end]
     return located
 
-  def find_shares(self, clock: int) -> np.ndarray | None:
-    """The shares of nodes in their mean, at a clock: those of their masses.
-
-    Mass that is in a message counts for the node that has sent it.
+  def find_versions(self, clock: int) -> dict[int, int]:
+    """Counts the changes of the weights of each replica up to a clock.
 
     Args:
-      clock: The clock.
+      clock: Clock of the replay.
 
     Returns:
-      Numbers that sum to 1; None if nodes have no masses, or none is left.
+      Replica -> version, for `replicas`, all fragments, and learners with their
+      own replicas. A learner's weights change with each of its steps and with
+      each fetch.
+    """
+    if not self.has_server:
+      versions = self.locate(clock).version.tolist()
+      return dict(zip(self.replicas, versions, strict=True))
+    end = self.step_ends[clock]
+    steps = Steps(*(column[:end] for column in self.steps))
+    made = steps.replica[steps.kind == STEP]
+    found = {
+      replica: int(np.count_nonzero(made == replica))
+      for replica in self.fragments or (SERVER,)
+    }
+    changes = np.bincount(
+      steps.worker,
+      steps.num_steps + (steps.kind == FETCH),
+      minlength=self.num_locals,
+    )
+    return found | dict(
+      enumerate(changes[: self.num_locals].astype(int).tolist())
+    )
+
+  def find_shares(self, clock: int) -> np.ndarray | None:
+    """Shares of the nodes in their mean at a clock, by their masses.
+
+    A node counts with the mass of its last version: mass that it has sent
+    since then still counts for it.
+
+    Args:
+      clock: Clock of the replay.
+
+    Returns:
+      Numbers that sum to 1. None if nodes have no masses, or all masses are 0.
     """
     nodes = self.nodes
     versions = self.locate(clock).version[: len(nodes)].tolist()
     masses = np.array(
       [
-        self.masses.get(each, 1.0)  # A node begins with a mass of 1.
+        self.masses.get(each, 1.0)  # All masses are 1 at the start.
         for each in zip(nodes, versions, strict=True)
       ]
     )
@@ -216,17 +252,17 @@ def make_plan(
   num_updates: int | None = None,
   until: Mapping[int, int] | None = None,
 ) -> Plan:
-  """Reads a trace.
+  """Makes the plan of a trace.
 
   Args:
-    trace: The trace, from its first update on.
-    num_samples: Samples of an epoch.
-    batch: Samples per minibatch, whatever the trace was simulated with.
-    get_rate: From the epochs before an update to the factor of its rate. A node
-      counts epochs by its own steps, see `count_epochs`.
-    num_updates: Number of updates to make, with a server; None: all.
-    until: From replicas of nodes to the versions to come to; operations that
-      these do not depend on are left out. None: all.
+    trace: Trace, from its first update on.
+    num_samples: Samples per epoch.
+    batch: Samples per minibatch; the simulation may have assumed another size.
+    get_rate: Function from the epochs before an update to the factor of its
+      rate. A node counts epochs by its own steps, see `count_epochs`.
+    num_updates: Number of updates to make, with a server. None: all.
+    until: Replica of a node -> version to end with. Operations that these
+      versions do not depend on are left out. None: all operations.
 
   Returns:
     The plan.
@@ -251,18 +287,18 @@ def make_plan(
 def count_epochs(
   num_steps: int, *, num_nodes: int, batch: int, num_samples: int
 ) -> float:
-  """The epochs of all nodes, if each has made so many steps.
+  """Epochs of all nodes together, if each node has made `num_steps`.
 
-  A node finds its rate by these: it knows its own steps and no others'.
+  The rate of a node depends on these epochs, since it knows only its own steps.
 
   Args:
-    num_steps: Steps that the node has made.
+    num_steps: Number of steps that the node has made.
     num_nodes: Number of nodes.
     batch: Samples per step.
-    num_samples: Samples of an epoch.
+    num_samples: Samples per epoch.
 
   Returns:
-    The epochs.
+    The number of epochs.
 
   Examples:
     >>> from jasgd import engine
@@ -274,7 +310,10 @@ def count_epochs(
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-  """Turns off garbage collection: millions of small objects have no cycles."""
+  """Turns off garbage collection.
+
+  It would search millions of small objects for cycles, and they have none.
+  """
   was_enabled = gc.isenabled()
   gc.disable()
   try:
@@ -294,7 +333,7 @@ def _plan_server(
   num_samples: int,
   batch: int,
 ) -> Plan:
-  """The plan of a server."""
+  """Makes the plan of a trace with a server."""
   columns = made.columns
   kind, size = columns['kind'], len(columns['kind'])
   is_update, is_push = kind == _operations.STEP, kind != _operations.FETCH
@@ -308,9 +347,10 @@ def _plan_server(
   slots, num_slots = _slots.allocate(
     (columns['own'], columns['source']), columns['write']
   )
-  # One more slot, for versions that nothing reads.
+  # One more slot, which is never read, takes versions that nothing reads. So it
+  # does for steps without a new version: the index -1 finds the last entry.
   slots[slots < 0] = num_slots
-  slots = np.append(slots, np.int32(num_slots))  # Found at -1: no new version.
+  slots = np.append(slots, np.int32(num_slots))
   zeros = np.broadcast_to(np.int32(0), size)
   rate = local_rate = np.broadcast_to(np.float64(1.0), size)
   if get_rate is not None:
@@ -350,7 +390,9 @@ def _plan_server(
   )
 
 
-def _read_fragments(trace: traces.Trace) -> dict[int, list[int]] | None:
+def _read_fragments(
+  trace: traces.Trace,
+) -> dict[int, list[int] | None] | None:
   """The leaves of each replica, if learners push differences of weights."""
   if trace.header.get('pushes') != 'differences':
     return None
@@ -359,7 +401,7 @@ def _read_fragments(trace: traces.Trace) -> dict[int, list[int]] | None:
 
 
 def _read_digests(trace: traces.Trace) -> dict[int, int]:
-  """The digests that a server recorded, from its version after the update."""
+  """Clock after an update -> digest that the server recorded."""
   records = trace.records
   is_known = records['digest'] != 0
   if not np.any(is_known):
@@ -379,7 +421,7 @@ def _plan_nodes(
   num_samples: int,
   batch: int,
 ) -> Plan:
-  """The plan of nodes."""
+  """Makes the plan of a trace of nodes."""
   columns = made.columns
   is_step = np.isin(columns.get('kind', []), _operations.STEP_KINDS)
   if not np.any(is_step):
@@ -397,7 +439,7 @@ def _plan_nodes(
   moves, num_slots, num_states = _place(made)
   num_done = np.cumsum(is_step)
   num_steps = int(num_done[-1])
-  # What comes before the first step is made with it.
+  # Moves before the first step belong to the first update.
   clock = np.maximum(1, np.append(0, num_done)[moves.clock])
   counts = np.arange(num_steps + 1)
   return Plan(
@@ -424,31 +466,31 @@ def _plan_nodes(
 
 
 def _place(made: _operations.Operations) -> tuple[_Moves, int, int]:
-  """Gives all values slots, and writes them into the columns.
+  """Gives all values slots.
 
   Args:
-    made: The operations; their columns of values become columns of slots.
+    made: Operations; their columns of values become columns of slots, in place.
 
   Returns:
-    The moves of replicas, whose clock is the number of operations before, and
-    the numbers of slots for weights and for states.
+    The moves of replicas, with the number of operations before as clock; the
+    number of slots for weights; and the number of slots for states.
   """
-  columns, holdings = made.columns, made.holdings
-  assert holdings is not None  # Of nodes.
+  columns, changes = made.columns, made.changes
+  assert changes is not None
   num_replicas = len(made.replicas)
   slots, num_slots = _slots.allocate(
     (columns['own'], columns['source']),
     columns['write'],
-    (holdings.replica, holdings.value, holdings.after),
+    (changes.replica, changes.value, changes.after),
     num_replicas,
   )
   states, num_states = _slots.allocate(
     (columns['state_read'],),
     columns['state_write'],
-    (holdings.replica, holdings.state, holdings.after),
+    (changes.replica, changes.state, changes.after),
     num_replicas,
   )
-  # Values that nothing needs: written where nothing is read.
+  # One more slot, which is never read, takes the values that nothing needs.
   if np.any(slots < 0):
     slots[slots < 0] = num_slots
     num_slots += 1
@@ -457,20 +499,20 @@ def _place(made: _operations.Operations) -> tuple[_Moves, int, int]:
     num_states += 1
   for name in ('own', 'source', 'write'):
     columns[name] = slots[columns[name]]
-  # An operation that leaves a state alone writes it to where it was.
+  # An operation that does not change a state writes it to its old slot.
   read = np.maximum(columns['state_read'], 0)
   written = columns['state_write']
   columns['state_read'] = states[read]
   columns['state_write'] = states[np.where(written < 0, read, written)]
   rows: dict[int, int] = {each: row for row, each in enumerate(made.replicas)}
-  row = np.array([rows[each] for each in holdings.replica.tolist()], int)
+  row = np.array([rows[each] for each in changes.replica.tolist()], int)
   return (
     _Moves(
-      holdings.after,
+      changes.after,
       row,
-      slots[holdings.value],
-      states[holdings.state],
-      holdings.version,
+      slots[changes.value],
+      states[changes.state],
+      changes.version,
     ),
     num_slots,
     num_states,
@@ -478,7 +520,7 @@ def _place(made: _operations.Operations) -> tuple[_Moves, int, int]:
 
 
 def _find_masses(trace: traces.Trace) -> dict[tuple[int, int], float]:
-  """The mass that a node had when a version of its weights was made."""
+  """(node, version) -> mass of the node when the version was made."""
   records: Any = trace.records
   if not records['mass'].any():
     return {}
@@ -491,7 +533,7 @@ def _find_masses(trace: traces.Trace) -> dict[tuple[int, int], float]:
   made = records[np.isin(records['kind'], kinds)]
   names = zip(made['replica'].tolist(), made['version'].tolist(), strict=True)
   masses = dict(zip(names, made['mass'].tolist(), strict=True))
-  if trace.header.get('is_recorded'):  # A node that never came has no mass.
+  if trace.header.get('is_recorded'):  # A node without records has no mass.
     nodes = range(trace.num_workers)
     missing = set(nodes).difference(records['replica'].tolist())
     masses |= {(node, 0): 0.0 for node in missing}

@@ -1,7 +1,7 @@
-"""The reader of traces whose learners push to a server.
+"""Reader of traces of learners with a server: from records to operations.
 
-It reads whole columns, as there may be ten million records. Only learners with
-replicas of their own are followed record by record.
+It works on whole columns, since there may be ten million records. Only traces
+of learners with their own replicas are read one record after another.
 """
 
 from typing import Any
@@ -21,14 +21,15 @@ def read_pushes(
   """Reads a trace of learners that push to a server.
 
   Args:
-    trace: The trace, from its first update on.
-    num_updates: Number of updates of the server to read; None: all.
+    trace: Trace, from its first update on.
+    num_updates: Number of updates of the server to read. None: all.
 
   Returns:
     The operations.
 
   Raises:
-    TraceError: if updates are missing, or weights are read that do not exist.
+    TraceError: if updates are missing, or a record reads weights that did not
+      exist.
   """
   records, numbers = np.asarray(trace.records), None
   if np.any(trace.is_void):
@@ -49,7 +50,7 @@ def read_pushes(
     columns = _list_pushes(records, applied, trace.header)
   return _operations.Operations(
     columns=columns,
-    holdings=None,
+    changes=None,
     replicas=(_operations.SERVER,),
     num_locals=num_locals,
   )
@@ -58,7 +59,7 @@ def read_pushes(
 def _find_applied(
   records: np.ndarray, numbers: np.ndarray | None, num_updates: int | None
 ) -> np.ndarray:
-  """The indices of the gradients of the first updates, checked."""
+  """Finds and checks the indices of the gradients of the first updates."""
   is_taken = (records['kind'] == _Kind.PUSH) & (
     records['fate'] == protocols.Fate.APPLIED
   )
@@ -82,19 +83,20 @@ def _find_applied_to(
   numbers: np.ndarray | None,
   num_updates: int | None,
 ) -> np.ndarray:
-  """The gradients that were applied to one replica of a server."""
+  """Finds the indices of the gradients applied to one replica of a server."""
   is_own = records['replica'] == replica
   if not np.any(is_own):
     return np.arange(0)
   all_clocks = records['version'] - records['updates']
-  # Gradients of an update that was not made yet are left out.
+  # Gradients of an update that was not made before the trace ends are left out.
   end = int(records['version'][np.flatnonzero(is_own)[-1]])
   if num_updates is not None:
     end = min(end, num_updates)
   applied = np.flatnonzero(is_taken & is_own & (all_clocks < end))
   clocks = all_clocks[applied]
   jumps = np.diff(clocks, prepend=-1)
-  # The first is at clock 0; after that an update goes on, or the next begins.
+  # The first gradient is at clock 0. Each further one is of the same update as
+  # the gradient before it, or of the next.
   is_bad = (jumps < 0) | (jumps > 1)
   is_bad[:1] = clocks[:1] != 0
   if np.any(is_bad):
@@ -119,18 +121,17 @@ def _find_applied_to(
 def _list_pushes(
   records: np.ndarray, applied: np.ndarray, header: dict[str, Any]
 ) -> _operations.Columns:
-  """The columns of a trace in which learners have no replicas of their own.
+  """Makes the columns of a trace of learners without their own replicas.
 
-  Vectorised, and with narrow columns: there may be ten million records.
+  It is vectorised, and columns have narrow dtypes: there may be ten million
+  records.
   """
   size = len(applied)
-  # If all records are pushes, nothing needs to be picked out.
+  # If all records are applied pushes, a slice avoids copies of all columns.
   chosen = slice(None) if size == len(records) else applied
   updates = records['updates'][chosen]
   clocks = records['version'][chosen] - updates
   num_steps = int(header.get('steps_per_push', 1))
-  # A push that is the last of its update, and did not make it itself: a JOIN or
-  # LEAVE made it later, by a call of its own.
   is_update = np.diff(clocks, append=clocks[-1] + 1) > 0
   kind = np.where(is_update, _operations.STEP, _operations.ACCUMULATE)
   columns = _list_common(records, chosen, header) | {
@@ -139,6 +140,7 @@ def _list_pushes(
     'step': records['step'][chosen] - num_steps,
     'num_steps': _operations.fill_column(num_steps, size),
     'is_reset': _operations.fill_column(False, size),
+    # A JOIN or LEAVE made the update later, by a separate call.
     'is_separate': is_update & (updates == 0),
   }
   columns['staleness'] = (clocks - columns['source']).astype(np.int32)
@@ -149,7 +151,7 @@ def _list_pushes(
 def _list_common(
   records: np.ndarray, chosen: slice | np.ndarray, header: dict[str, Any]
 ) -> _operations.Columns:
-  """The columns that are the same whether learners have replicas or not."""
+  """Makes the columns that do not depend on learners' own replicas."""
   source = records['read_version'][chosen].astype(np.int32)
   return {
     'own': _operations.fill_column(-1, len(source)),
@@ -169,15 +171,16 @@ def _list_segments(
   applied: np.ndarray,
   header: dict[str, Any],
 ) -> _operations.Columns:
-  """The columns of a trace in which learners step on their own replicas.
+  """Makes the columns of a trace of learners with their own replicas.
 
-  Each operation is of the minibatches up to a push or a fetch. A value is
-  known by the number of the update that made it; 0 are the first weights.
+  An operation has the minibatches up to a push or a fetch. A value has the
+  number of the update that made it; value 0 is the initial weights.
   """
   num_workers = int(records['worker'].max()) + 1
-  position = [0] * num_workers  # Minibatches that a learner has computed.
-  is_new = [True] * num_workers
-  fetched = [0] * num_workers  # Value of the weights that it steps from.
+  # For each learner:
+  position = [0] * num_workers  # Number of minibatches it has computed.
+  is_new = [True] * num_workers  # Whether it has not fetched since it joined.
+  fetched = [0] * num_workers  # Value of the weights that it fetched last.
   is_push = np.zeros(len(records), bool)
   is_push[applied] = True
   last = applied[-1]
@@ -203,7 +206,7 @@ def _list_segments(
       continue
     source = made.get((replica, read_version), 0 if read_version == 0 else -1)
     if source < 0:
-      if index > last:  # Weights that were made after the last update here.
+      if index > last:  # The weights are of an update that is left out.
         break
       number = _operations.get_number(numbers, index)
       raise traces.TraceError(
@@ -211,7 +214,7 @@ def _list_segments(
         'not exist then.'
       )
     is_reset = is_fetch and is_new[worker]
-    if is_reset:  # The work before it joined is lost.
+    if is_reset:  # The minibatches before the learner joined are lost.
       position[worker], is_new[worker] = step, False
     first = position[worker]
     if step < first:
@@ -250,7 +253,7 @@ def _list_segments(
 
 
 def _count_present(records: np.ndarray, header: dict[str, Any]) -> np.ndarray:
-  """How many learners were present, at each record."""
+  """Number of learners that were present at each record."""
   first = header.get('num_present', header.get('num_workers'))
   if first is None:
     first = records['worker'].max() + 1
@@ -263,7 +266,7 @@ def _count_present(records: np.ndarray, header: dict[str, Any]) -> np.ndarray:
 
 
 def _list_devices(records: np.ndarray) -> np.ndarray:
-  """Over how many devices the learner of each record spreads a minibatch."""
+  """Number of devices of the learner of each record."""
   is_join = records['kind'] == _Kind.JOIN
   if not np.any(is_join & (records['num_devices'] > 1)):
     return _operations.fill_column(1, len(records))
@@ -276,13 +279,14 @@ def _list_devices(records: np.ndarray) -> np.ndarray:
 
 
 def count_devices(trace: traces.Trace) -> int:
-  """The most devices that a learner spread a minibatch over.
+  """Number of devices that exact replay of a trace needs.
 
   Args:
-    trace: The trace of a real run, or of a simulated one, where that is 1.
+    trace: Trace of a real or simulated run.
 
   Returns:
-    Number of devices that exact replay needs.
+    The largest number of devices that a learner spread a minibatch over; 1 for
+    a simulated run.
 
   Examples:
     >>> from jasgd import engine, traces

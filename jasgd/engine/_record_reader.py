@@ -1,7 +1,7 @@
-"""The reader of traces whose workers step on replicas of their own.
+"""Reader of traces of nodes: from records to operations.
 
-It reads record by record: which weights a mix reads depends on all records
-before it.
+It reads one record after another, since the weights that a mix reads depend on
+all records before it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from jasgd.engine import _operations
 _Kind = traces.Kind
 
 _Version = tuple[int, int]  # (replica, version)
-_Held = tuple[int, int]  # (value of weights, value of an optimizer's state)
+_Pair = tuple[int, int]  # (value of weights, value of an optimizer's state)
 
 
 def read_records(
@@ -25,17 +25,17 @@ def read_records(
   """Reads a trace of nodes.
 
   Args:
-    trace: The trace, from its first record on.
-    until: From replicas of nodes to the versions to come to; operations that
-      these do not depend on are left out, whatever is wrong with them. None:
-      all.
+    trace: Trace, from its first record on.
+    until: Replica of a node -> version to end with. Operations that these
+      versions do not depend on are left out, even if they cannot be computed.
+      None: all operations.
 
   Returns:
     The operations.
 
   Raises:
-    TraceError: if weights are read that do not exist; or if an all-reduce was
-      recorded by some of its members only and others build on its result.
+    TraceError: if weights are read that do not exist; or if only some members
+      of an all-reduce recorded it, and an operation reads its result.
   """
   reader = _Reader(trace, until or {})
   reader.read()
@@ -43,7 +43,7 @@ def read_records(
     reader.check()
   else:
     reader.keep_needed(until)
-  operations, holdings = reader.operations, reader.holdings
+  operations, changes = reader.operations, reader.changes
   columns = {
     name: np.array(column)
     for name, column in zip(
@@ -54,10 +54,12 @@ def read_records(
     name: _operations.fill_column(value, len(operations))
     for name, value in _operations.SERVER_COLUMNS.items()
   }
-  table = np.array(holdings, int).reshape(-1, len(_operations.Holdings._fields))
+  table = np.array(changes, int).reshape(
+    -1, len(_operations.ValueChanges._fields)
+  )
   return _operations.Operations(
     columns=columns,
-    holdings=_operations.Holdings(*table.T),
+    changes=_operations.ValueChanges(*table.T),
     replicas=reader.replicas,
   )
 
@@ -65,17 +67,17 @@ def read_records(
 class _Reader:
   """Reads records one after another.
 
-  A value that cannot be computed has an entry in `_errors`, the sentence that
-  is raised if an operation which is asked for reads the value.
+  A value that cannot be computed has an entry in `_errors`: the message of the
+  error, which is raised only if a needed operation reads the value.
 
   Attributes:
-    operations: What was read so far.
-    holdings: Rows of `Holdings`.
-    replicas: All nodes', and the centre's if there is one.
+    operations: Operations of the records read so far.
+    changes: Rows of `ValueChanges`.
+    replicas: Numbers of all nodes, and `SERVER` if there is a centre.
   """
 
   def __init__(self, trace: traces.Trace, goals: Mapping[int, int]) -> None:
-    """Prepares the columns; `goals` are versions that are asked for."""
+    """Prepares the columns; `goals` are the versions to end with, if any."""
     _check_replicas(trace)
     records = trace.records
     self._columns: dict[str, list] = {
@@ -100,7 +102,7 @@ class _Reader:
     )
     self._averages_gradients = trace.header.get('averages') == 'gradients'
     self._is_all_reduce = bool(np.any(kinds == _Kind.MEAN))
-    # Only versions that something reads are remembered.
+    # Only versions that a record reads are remembered, to save memory.
     replicas = np.where(is_mix, records['source'], records['replica'])
     versions = np.where(
       is_mix, records['source_version'], records['read_version']
@@ -109,22 +111,24 @@ class _Reader:
       zip(replicas.tolist(), versions.tolist(), strict=True)
     ) | set(goals.items())
     self.operations: list[_operations.Operation] = []
-    self.holdings: list[tuple[int, ...]] = []
-    # 0 is the value that all replicas start with.
+    self.changes: list[tuple[int, ...]] = []
+    # All replicas start with value 0.
     self._values, self._states = itertools.count(1), itertools.count(1)
-    self._current: dict[int, _Held] = dict.fromkeys(self.replicas, (0, 0))
+    self._current: dict[int, _Pair] = dict.fromkeys(self.replicas, (0, 0))
     self._version = dict.fromkeys(self.replicas, 0)
-    self._found: dict[_Version, _Held] = {
+    self._found: dict[_Version, _Pair] = {
       (replica, 0): (0, 0) for replica in self.replicas
     }
+    # (node, its version before the exchange) -> value of the difference.
     self._differences: dict[_Version, int] = {}
-    self._pending: dict[int, int] = {}  # Gradients that wait for their mean.
-    self._joined: set[int] = set()
-    self._errors: dict[int, str] = {}
-    self._void: set[int] = set()  # Of these, those of a broken all-reduce.
+    # Node -> value of a gradient that waits for its mean.
+    self._pending: dict[int, int] = {}
+    self._joined: set[int] = set()  # Nodes whose first weights are to come.
+    self._errors: dict[int, str] = {}  # Value -> message of the error.
+    self._void: set[int] = set()  # Values in `_errors` of a broken all-reduce.
 
   def read(self) -> None:
-    """Goes through all records."""
+    """Reads all records."""
     kinds, index = self._columns['kind'], 0
     while index < len(kinds):
       kind, end = kinds[index], index + 1
@@ -141,7 +145,7 @@ class _Reader:
         else:
           end = self._mix(index)
       elif kind == _Kind.RESTART:
-        self._return(index)
+        self._restart(index)
       elif kind == _Kind.JOIN:
         self._joined.add(self._replica[index])
       index = end
@@ -153,8 +157,8 @@ class _Reader:
     own, state_read = self._current[replica]
     source, _ = self._find(index, replica, 'read_version')
     if own in self._void or source in self._void:
-      # A node may make steps before it notices that an all-reduce was broken.
-      # It goes back to a checkpoint then; these steps are left out.
+      # A node may make steps before it detects a broken all-reduce and goes
+      # back to a checkpoint. These steps are left out.
       self._make_void(index)
       return
     fields = {'worker': replica, 'step': self._columns['step'][index] - 1}
@@ -163,16 +167,23 @@ class _Reader:
         _operations.GRADIENT, index, source, source, **fields
       )
       self._pending[replica] = gradient
-      self._hold(index, (own, state_read))
+      self._change(index, (own, state_read))
       return
     state = next(self._states)
     fields |= {'state_read': state_read, 'state_write': state}
-    self._hold(
+    self._change(
       index, (self._add(_operations.STEP, index, own, source, **fields), state)
     )
 
   def _mix(self, index: int) -> int:
-    """Of one mix, or of a joiner's first weights; gives where it ends."""
+    """Adds the operations of one mix, or of the first weights of a joiner.
+
+    Args:
+      index: Index of the first record of the mix.
+
+    Returns:
+      The index after its last record.
+    """
     replica, columns = self._replica[index], self._columns
     end = index + 1
     while (
@@ -187,8 +198,9 @@ class _Reader:
     if is_joining:
       self._pending.pop(replica, None)
       if self._is_all_reduce:
-        # All nodes are to be the same, in their optimizers' states too.
-        self._hold(index, self._find_source(index))
+        # In an all-reduce, all nodes have equal weights and equal optimizer
+        # states: the joiner takes both.
+        self._change(index, self._find_source(index))
         return end
     own_weight = columns['own_weight'][index]
     for each in range(index, end):
@@ -208,11 +220,11 @@ class _Reader:
       state = next(self._states)
       fields['state_write'] = state
       value = self._add(_operations.START, index, value, value, **fields)
-    self._hold(index, (value, state))
+    self._change(index, (value, state))
     return end
 
   def _pull(self, index: int) -> None:
-    """A node moves towards the centre."""
+    """Adds the operations that move a node towards the centre."""
     replica = self._replica[index]
     own, state = self._current[replica]
     centre, _ = self._find_source(index)
@@ -229,10 +241,10 @@ class _Reader:
       state_read=state,
     )
     self._differences[replica, self._version[replica]] = difference
-    self._hold(index, (value, state))
+    self._change(index, (value, state))
 
   def _move(self, index: int) -> None:
-    """The centre moves by the difference that a node has sent."""
+    """Adds the operation that moves the centre by a node's difference."""
     own, state = self._current[_operations.SERVER]
     key = self._source[index], self._columns['source_version'][index]
     difference = self._differences.get(key)
@@ -241,12 +253,12 @@ class _Reader:
         f'Record {index} moves the centre by a force of node {key[0]} at its '
         f'version {key[1]}, which did not exist then.'
       )
-    self._hold(
+    self._change(
       index, (self._add(_operations.MOVE, index, own, difference), state)
     )
 
   def _average(self, index: int) -> int:
-    """The mean of several nodes; gives where its records end."""
+    """Adds the operations of a mean of nodes; returns the index after it."""
     columns, end = self._columns, index + 1
     while (
       end < len(self._replica)
@@ -256,39 +268,39 @@ class _Reader:
       end += 1
     members = range(index, end)
     if len(members) < round(1 / columns['weight'][index]):
-      # Members that were killed before they wrote a record cannot have gone
-      # on. The others go back to a checkpoint.
+      # Some members were killed before they recorded the mean. The others go
+      # back to a checkpoint, so that their result is void.
       for each in members:
         self._make_void(each)
       return end
-    helds = [self._current[self._replica[each]] for each in members]
+    pairs = [self._current[self._replica[each]] for each in members]
     if not self._averages_gradients:
-      mean = self._add_mean(index, [value for value, _ in helds])
-      for each, (_, state) in zip(members, helds, strict=True):
-        self._hold(each, (mean, state))
+      mean = self._add_mean(index, [value for value, _ in pairs])
+      for each, (_, state) in zip(members, pairs, strict=True):
+        self._change(each, (mean, state))
       return end
     gradients = [self._take_gradient(each) for each in members]
     mean = self._add_mean(index, gradients)
     step = max(columns['step'][index:end]) - 1
-    updated: dict[_Held, _Held] = {}  # Equal nodes stay equal.
-    for each, held in zip(members, helds, strict=True):
-      if held not in updated:
+    updated: dict[_Pair, _Pair] = {}  # Equal nodes stay equal.
+    for each, pair in zip(members, pairs, strict=True):
+      if pair not in updated:
         state = next(self._states)
         value = self._add(
           _operations.UPDATE,
           index,
-          held[0],
+          pair[0],
           mean,
-          state_read=held[1],
+          state_read=pair[1],
           state_write=state,
           step=step,
         )
-        updated[held] = (value, state)
-      self._hold(each, updated[held])
+        updated[pair] = (value, state)
+      self._change(each, updated[pair])
     return end
 
   def _take_gradient(self, index: int) -> int:
-    """The gradient that a member brings to a mean."""
+    """Removes and returns the gradient of a member of a mean."""
     replica = self._replica[index]
     value, _ = self._current[replica]
     if value in self._errors:
@@ -296,30 +308,31 @@ class _Reader:
     if replica in self._pending:
       return self._pending.pop(replica)
     return self._make_error(
-      f'Record {index} is of a mean of gradients, and node {replica} had none.'
+      f'Record {index} belongs to a mean of gradients, but node {replica} had '
+      'computed none.'
     )
 
-  def _return(self, index: int) -> None:
-    """A node, or the centre, restarts from an earlier version."""
+  def _restart(self, index: int) -> None:
+    """Sets a node, or the centre, back to an earlier version."""
     replica = self._replica[index]
     self._pending.pop(replica, None)
-    self._hold(index, self._find(index, replica, 'read_version'))
+    self._change(index, self._find(index, replica, 'read_version'))
 
   # --- Values.
 
   def _make_error(self, message: str) -> int:
-    """A value that does not exist, which is an error if something reads it."""
+    """Makes a value that cannot be computed: an error if it is needed."""
     value = next(self._values)
     self._errors[value] = message
     return value
 
   def _make_void(self, index: int) -> None:
-    """A version that cannot be computed; its replica keeps what it had."""
+    """Makes a version that cannot be computed; the optimizer's state stays."""
     replica, version = self._replica[index], self._columns['version'][index]
     value = self._make_error(
       f'Version {version} of node {replica}, of record {index}, comes from an '
-      'all-reduce that not all of its nodes have recorded, and something was '
-      'made of it.'
+      'all-reduce that not all of its nodes have recorded, and a later version '
+      'depends on it.'
     )
     self._void.add(value)
     self._set(index, (value, self._current[replica][1]))
@@ -327,7 +340,7 @@ class _Reader:
   def _add(
     self, kind: int, index: int, own: int, source: int, **fields: Any
   ) -> int:
-    """Adds an operation; gives the value that it makes."""
+    """Adds an operation; returns the value that it makes."""
     value = next(self._values)
     self.operations.append(
       _operations.Operation(
@@ -336,14 +349,13 @@ class _Reader:
         source,
         value,
         time=self._columns['end_time'][index],
-        record=index,
         **fields,
       )
     )
     return value
 
   def _add_mean(self, index: int, values: list[int]) -> int:
-    """The mean of some values."""
+    """Adds the operations of a mean of values; returns its value."""
     mean = values[0]
     if len(set(values)) == 1:
       return mean
@@ -354,12 +366,12 @@ class _Reader:
 
   # --- Versions.
 
-  def _find_source(self, index: int) -> _Held:
+  def _find_source(self, index: int) -> _Pair:
     """The values of the other replica that a record reads."""
     return self._find(index, self._source[index], 'source_version')
 
-  def _find(self, index: int, replica: int, field: str) -> _Held:
-    """The values of the version of a replica that a field of a record names."""
+  def _find(self, index: int, replica: int, field: str) -> _Pair:
+    """The values of a replica at the version in a field of a record."""
     version = self._columns[field][index]
     if (replica, version) in self._found:
       return self._found[replica, version]
@@ -368,28 +380,29 @@ class _Reader:
       'does not exist then.'
     ), 0
 
-  def _hold(self, index: int, held: _Held) -> None:
-    """The replica of a record has other values now."""
-    self._set(index, held)
+  def _change(self, index: int, pair: _Pair) -> None:
+    """Sets the values of a record's replica, and adds them to `changes`."""
+    self._set(index, pair)
     replica, version = self._replica[index], self._columns['version'][index]
-    self.holdings.append((len(self.operations), replica, version, *held))
+    self.changes.append((len(self.operations), replica, version, *pair))
 
-  def _set(self, index: int, held: _Held) -> None:
+  def _set(self, index: int, pair: _Pair) -> None:
+    """Sets the values and the version of a record's replica."""
     replica, version = self._replica[index], self._columns['version'][index]
-    self._current[replica] = held
+    self._current[replica] = pair
     self._version[replica] = version
     self._joined.discard(replica)
     if (replica, version) in self._is_read:
-      self._found[replica, version] = held
+      self._found[replica, version] = pair
 
-  # --- Which operations are asked for.
+  # --- Operations that are needed.
 
   def check(self) -> None:
-    """Raises a TraceError if any operation cannot be made."""
+    """Raises a TraceError if an operation reads a value with an error."""
     if self._errors:
       for each in self.operations:
         self._require((each.own, each.source))
-      self._require(value for *_, value, _ in self.holdings)
+      self._require(value for *_, value, _ in self.changes)
 
   def _require(self, values: Iterable[int]) -> None:
     for value in values:
@@ -397,13 +410,13 @@ class _Reader:
         raise traces.TraceError(self._errors[value])
 
   def keep_needed(self, until: Mapping[int, int]) -> None:
-    """Keeps what some versions depend on, and ends with these versions.
+    """Keeps the operations that some versions depend on, and ends with these.
 
     Args:
-      until: From replicas to versions.
+      until: Replica -> version.
 
     Raises:
-      TraceError: if one does not exist.
+      TraceError: if a version does not exist, or cannot be computed.
     """
     values, states = {0}, {0}
     for replica, version in until.items():
@@ -422,27 +435,27 @@ class _Reader:
       if each.write in values or each.state_write in states or is_pair:
         self._require((each.own, each.source))
         values.update((each.own, each.source, each.write))
-        # -1, of operations without a state, must not get in.
+        # Without -1, which means no state.
         states.update({each.state_read, each.state_write} - {-1})
         kept.append(each)
         num_before[index + 1] = 1
     self._require(values)
     self.operations = kept[::-1]
     num_before = np.cumsum(num_before).tolist()
-    self.holdings = [
+    self.changes = [
       (num_before[after], *rest)
-      for after, *rest in self.holdings
+      for after, *rest in self.changes
       if rest[2] in values and rest[3] in states
     ]
-    last = {replica: version for _, replica, version, *_ in self.holdings}
+    last = {replica: version for _, replica, version, *_ in self.changes}
     for replica, version in until.items():
       if last.get(replica, 0) != version:
-        held = self._found[replica, version]
-        self.holdings.append((len(kept), replica, version, *held))
+        pair = self._found[replica, version]
+        self.changes.append((len(kept), replica, version, *pair))
 
 
 def _check_replicas(trace: traces.Trace) -> None:
-  """Raises a TraceError for a record that no owner of a replica writes."""
+  """Raises a TraceError for a replica, source or weight out of range."""
   records = trace.records
   _operations.check_kinds(records, None)
   replicas = records['replica']

@@ -1,4 +1,4 @@
-"""Replay: what does a trace do to the weights?"""
+"""Replay: executes a trace, which gives weights and curves."""
 
 from collections.abc import Callable
 import dataclasses
@@ -23,10 +23,9 @@ from jasgd.engine import _server_functions
 from jasgd.engine import _slots
 
 MODES = ('exact', 'fast')
-_STEP = _plan.STEP
 SERVER = _plan.SERVER
 
-# Updates between looks at the loss, if there are no evaluations.
+# Updates between two checks of the loss, if there are no evaluations.
 _DEFAULT_CHUNK = 1000
 
 _Weights = tuple[Any, Any]  # (params, stats)
@@ -36,25 +35,28 @@ _Weights = tuple[Any, Any]  # (params, stats)
 class Replayed:
   """The result of a replay.
 
-  A run that diverges ends early: at the next evaluation, or after some updates.
-  Its history ends with the first loss that is not finite.
+  A run that diverges ends early: at the next evaluation, or at the end of a
+  chunk. Its history ends with the first loss that is not finite.
 
   Attributes:
-    params: The server's weights after its last update; without a server the
-      mean of the nodes' weights, of push-sum by their masses.
-    stats: Likewise, the statistics that are not trained.
-    replicas: From the number of a replica to its (params, stats): -1 is the
-      server or the elastic centre, and node i is i.
-    opt_states: Likewise, the states of optimizers; for -1 the whole state of a
-      server. A centre has none.
-    versions: Likewise, how often the weights have changed.
-    num_updates: Updates of the server, or steps of all nodes.
+    params: Weights of the server after its last update; without a server, the
+      mean of the nodes' weights (for push-sum, weighted by their masses).
+    stats: Statistics that are not trained, likewise.
+    replicas: Number of a replica -> its (params, stats). -1 is the server or
+      the elastic centre; i is node i, or learner i if learners have their own
+      replicas (at its last push or fetch).
+    opt_states: Number of a replica -> state of its optimizer; for -1 the whole
+      state of the server. Replicas without an optimizer, such as a centre, are
+      left out.
+    versions: Number of a replica -> number of changes of its weights.
+    num_updates: Number of updates of the server, or of steps of all nodes.
     is_diverged: Whether a loss or a weight was not finite.
-    history: An entry for each update: `clock` (after it), `epoch`, `time`,
-      `loss` (of the minibatches, before it). With a server also `staleness`,
-      `factor` (of the policy) and `gap` (|w - w_read|), each the mean over its
-      gradients; without one `worker`.
-    evaluations: An entry for each evaluation: see `Replay.evaluate`.
+    history: Columns with an entry for each update: `clock` (after it), `epoch`,
+      `time`, `loss` (of its minibatches, before it). With a server also
+      `staleness`, `factor` (of the policy) and `gap` (|w - w_read|), each the
+      mean over its gradients; without a server also `worker`.
+    evaluations: Columns with an entry for each evaluation: see
+      `Replay.evaluate`.
   """
 
   params: Any
@@ -85,33 +87,34 @@ def replay(
 ) -> Replayed:
   """Executes a trace.
 
-  A run is a function of its trace. Replay never asks a protocol or a strategy:
-  it computes each gradient on the weights that the record names, and applies it
-  when the record says so.
+  A run is a function of its trace. Replay needs no protocol or strategy: it
+  computes each gradient on the weights that the record names, and applies it in
+  the order of the records.
 
   Args:
-    task: The task to learn.
-    optimizer: Any optax optimizer: the server's, stepped once per update; or
-      that of the nodes, of which each has a state of its own.
-    trace: The trace of any strategy, recorded or simulated.
-    policy: The factor that staleness leaves of a gradient, as in
-      `jasgd.scale_by_staleness`; only with a server.
-    per_gradient: A transformation of each gradient, before the policy; only
+    task: Task to learn.
+    optimizer: Any optax optimizer. A server steps it once per update; each node
+      has its own state of it.
+    trace: Trace of any strategy, recorded or simulated.
+    policy: Factor of a stale gradient, as in `jasgd.scale_by_staleness`; only
       with a server.
-    get_rate: A schedule: from epochs, before an update, to a factor on the
-      optimizer's updates. An epoch is `task.num_samples` samples of applied
-      gradients. A node knows its own steps only, and counts as if all nodes had
-      made as many: see `jasgd.engine.count_epochs`.
-    local_rate: The rate at which learners step on their own replicas, where
-      they do (downpour), times the schedule's factor; only with a server.
-    local_optimizer: The optimizer of learners that push differences of weights
+    per_gradient: Transformation of each gradient before the policy; only with a
+      server.
+    get_rate: Schedule: function from the epochs before an update to a factor on
+      the optimizer's updates. An epoch is `task.num_samples` samples of applied
+      gradients. A node knows only its own steps, and assumes that all nodes
+      have made as many: see `jasgd.engine.count_epochs`.
+    local_rate: Rate of learners' steps on their own replicas (downpour), which
+      the schedule multiplies too; only with a server.
+    local_optimizer: Optimizer of learners that push differences of weights
       instead of gradients, as the trace's header says; only in mode 'exact'.
     seed: Seed of the first weights, the minibatches, and all other draws.
-    mode: 'fast', one compiled loop; or 'exact', call by call as real processes
-      do it, messages rounded as theirs. They agree but for rounding.
-    eval_every: Updates between evaluations on the test data, or steps of all
-      nodes; None: at the end.
-    init: The first (params, stats); None: the task's own, from the seed.
+    mode: Name of the mode. 'fast': one compiled loop. 'exact': the calls of
+      real processes, with their rounding of messages. The results of the two
+      differ by rounding.
+    eval_every: Number of updates, or of steps of all nodes, between evaluations
+      on the test data. None: one evaluation at the end.
+    init: First (params, stats). None: the task draws them with the seed.
 
   Returns:
     The weights and the history.
@@ -169,7 +172,7 @@ def replay(
 
 
 def _join(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-  """Columns, end to end."""
+  """Concatenates the columns of several tables."""
   return {
     name: np.concatenate([np.atleast_1d(row[name]) for row in rows])
     for name in rows[0]
@@ -177,14 +180,14 @@ def _join(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 class Replay:
-  """A replay under way, chunk by chunk, which can be saved and resumed.
+  """A replay that runs chunk by chunk, and can be saved and resumed.
 
   All replicas start from the same weights.
 
   Attributes:
     plan: Plan of the computation.
-    clock: Updates made: those of the server, or steps of all nodes, with all
-      mixes up to the next step.
+    clock: Number of updates made: those of the server, or the steps of all
+      nodes, each with all mixes up to the next step.
     is_diverged: Whether a loss or a weight was not finite.
 
   Examples:
@@ -225,22 +228,22 @@ class Replay:
     """Starts at clock 0.
 
     Args:
-      task: The task to learn; node i computes what learner i would.
-      optimizer: As in `replay`.
-      plan: The result of `make_plan`.
-      policy: As in `replay`.
-      per_gradient: As in `replay`.
-      local_rate: As in `replay`.
-      local_optimizer: As in `replay`.
-      seed: As in `replay`.
-      mode: One of `MODES`.
-      chunk: Updates per `advance`. In 'exact' mode more, if the server made
-        several by one call: the weights in between never existed.
-      init: The first (params, stats); None: those of the seed.
-      num_slots: Slots for weights in 'fast' mode, at least those of the plan;
-        replays with equally many share a compilation.
-      wire_dtype: The dtype that float32 was rounded to in messages, in 'exact'
-        mode; None: that of the trace.
+      task: Task to learn. Node i has the minibatches and keys of learner i.
+      optimizer: Optimizer of the server or of the nodes, as in `replay`.
+      plan: Result of `make_plan`.
+      policy: Policy, as in `replay`.
+      per_gradient: Transformation of each gradient, as in `replay`.
+      local_rate: Rate of learners' own steps, as in `replay`.
+      local_optimizer: Optimizer of learners, as in `replay`.
+      seed: Seed of every random draw.
+      mode: Name of the mode, one of `MODES`.
+      chunk: Number of updates per `advance`. In 'exact' mode a chunk is longer
+        if it would end between updates that the server made by one call.
+      init: First (params, stats), as in `replay`.
+      num_slots: Number of slots for weights in 'fast' mode, at least that of
+        the plan. Replays with equal numbers share a compilation.
+      wire_dtype: Dtype that float32 was rounded to in messages, in 'exact'
+        mode. None: that of the trace.
 
     Raises:
       ValueError: if an argument makes no sense, or the weights do not fit into
@@ -303,7 +306,7 @@ class Replay:
 
   @property
   def carry(self) -> Any:
-    """A tree of arrays: with `clock`, all that is needed to go on."""
+    """Tree of arrays: with `clock`, the complete state of the replay."""
     return self._engine.carry
 
   @property
@@ -312,7 +315,7 @@ class Replay:
     return self.clock >= self.plan.num_updates or self.is_diverged
 
   def restore(self, clock: int, carry: Any) -> None:
-    """Goes on from a `carry` that was saved at `clock`."""
+    """Continues from a `carry` that was saved at `clock`."""
     self.clock = clock
     self._engine.restore(carry)
 
@@ -320,11 +323,11 @@ class Replay:
     """Makes the updates of one chunk.
 
     Returns:
-      The history of these updates, as in `Replayed`. That of a run which
-      diverges ends with the first loss that is not finite.
+      The history of these updates, as in `Replayed`. If the run diverges, it
+      ends with the first loss that is not finite.
     """
     start = self.clock
-    # Chunks end at multiples, so that a resumed run has the same ones.
+    # Chunks end at multiples, so that a resumed run has the same chunks.
     stop = min((start // self._chunk + 1) * self._chunk, self.plan.num_updates)
     if self._is_exact:
       stop = self.plan.find_call_end(stop)
@@ -336,7 +339,7 @@ class Replay:
       self.is_diverged = True
       end = int(np.argmax(is_bad)) + 1
       return {name: column[:end] for name, column in history.items()}
-    # The last update may have made weights on which no loss was computed yet.
+    # No loss has been computed yet on the weights of the last update.
     if not _is_finite(self._list_params()):
       self.is_diverged = True
     return history
@@ -344,7 +347,7 @@ class Replay:
   def _summarize(
     self, start: int, stop: int, outputs: dict[str, np.ndarray]
   ) -> dict[str, np.ndarray]:
-    """The history of some updates from the outputs of their steps."""
+    """Makes the history of some updates from the outputs of their steps."""
     plan = self.plan
     first, last = plan.step_ends[[start, stop]].tolist()
     updates = slice(start + 1, stop + 1)
@@ -374,13 +377,13 @@ class Replay:
     }
 
   def evaluate(self) -> dict[str, Any]:
-    """The task's metrics on its test data, now.
+    """Evaluates the present weights on the task's test data.
 
     Returns:
-      `clock`, `epoch`, `time`, and the metrics at `weights`. Of nodes also
-      `consensus`, the root of the mean squared distance of the nodes from their
-      mean; and if there is a centre, its metrics as `centre_loss` and so on,
-      and the means of the nodes' own as `local_loss` and so on.
+      `clock`, `epoch`, `time`, and the metrics at `weights`. For nodes also
+      `consensus`, the root mean square distance of the nodes from their mean.
+      If there is a centre, also its metrics, as `centre_loss` and so on, and
+      the means of the nodes' own metrics, as `local_loss` and so on.
     """
     row = {
       'clock': self.clock,
@@ -403,12 +406,13 @@ class Replay:
     return row
 
   def get_digest(self) -> int:
-    """The digest of a real server's weights: compare it to `plan.digests`.
+    """Digest of the server's weights, to be compared with `plan.digests`.
 
     Raises:
       ValueError: if there is no server, or the mode is not 'exact'.
     """
-    if not isinstance(self._engine, _exact.ExactServer):
+    has_digest = self.plan.has_server and self.plan.fragments is None
+    if not (has_digest and self._is_exact):
       raise ValueError("Only a server's replay in mode='exact' has a digest.")
     return self._engine.get_digest()
 
@@ -416,30 +420,25 @@ class Replay:
 
   @property
   def weights(self) -> _Weights:
-    """(params, stats) of the server; or the mean of nodes, by their masses."""
-    if self.plan.fragments is not None:
-      return self._engine.weights
+    """(params, stats) of the server, or the mean of the nodes by mass."""
     if self.plan.has_server:
-      state = self._engine.carry.states
-      return state.params, state.stats
+      return self._engine.weights
     return average_nodes(self._read_nodes(), self.plan.find_shares(self.clock))
 
   @property
   def replicas(self) -> dict[int, _Weights]:
-    """(params, stats) of each replica; `SERVER` is the server or the centre."""
+    """(params, stats) of each replica, as in `Replayed`."""
     if self.plan.has_server:
-      return {SERVER: self.weights}
+      return {SERVER: self.weights, **self._engine.locals}
     located = self.plan.locate(self.clock)
     rows = self._read(located.slot)
     return _split(self.plan.replicas, rows)
 
   @property
   def opt_states(self) -> dict[int, Any]:
-    """The state of each optimizer; for `SERVER` the server's whole state."""
-    if self.plan.fragments is not None:
-      return dict(self._engine.carry.states)
+    """State of each optimizer, as in `Replayed`."""
     if self.plan.has_server:
-      return {SERVER: self._engine.carry.states}
+      return self._engine.opt_states
     nodes = self.plan.nodes
     located = self.plan.locate(self.clock)
     rows = self._engine.read_states(located.state[: len(nodes)])
@@ -447,21 +446,14 @@ class Replay:
 
   @property
   def versions(self) -> dict[int, int]:
-    """How often the weights of each replica have changed."""
-    if self.plan.fragments is not None:
-      end = self.plan.step_ends[self.clock]
-      made = self.plan.steps.replica[:end][self.plan.steps.kind[:end] == _STEP]
-      return {each: int(np.sum(made == each)) for each in self.plan.fragments}
-    versions = self.plan.locate(self.clock).version.tolist()
-    return dict(zip(self.plan.replicas, versions, strict=True))
+    """Number of changes of the weights of each replica."""
+    return self.plan.find_versions(self.clock)
 
   def _list_params(self) -> Any:
     """The params of a server, or those in all slots of nodes."""
-    carry = self._engine.carry
-    if self.plan.fragments is not None:
-      return [state.params for state in carry.states.values()]
     if self.plan.has_server:
-      return carry.states.params
+      return self._engine.weights[0]
+    carry = self._engine.carry
     if self._is_exact:
       return [params for params, _ in carry.weights]
     return carry.weights[0]
@@ -476,7 +468,7 @@ class Replay:
 
 
 def _check_mode(mode: str) -> None:
-  """Raises a ValueError for a mode that there is not."""
+  """Raises a ValueError for an unknown mode."""
   if mode not in MODES:
     raise ValueError(f'mode must be one of {", ".join(MODES)}, got {mode!r}.')
 
@@ -528,7 +520,7 @@ def _check_local_steps(
 
 
 def _split(numbers: tuple[int, ...], rows: Any) -> dict[int, Any]:
-  """From numbers to the rows of a tree whose leaves have a leading axis."""
+  """Number of a replica -> its row of a tree with a leading axis."""
   return {
     number: _slots.read_row(rows, index) for index, number in enumerate(numbers)
   }
@@ -543,7 +535,7 @@ def _is_finite(tree: Any) -> jax.Array:
 
 @jax.jit
 def average_nodes(nodes: _Weights, shares: np.ndarray | None) -> _Weights:
-  """The mean of nodes, by shares or plain."""
+  """The mean of nodes, weighted by shares if there are any."""
 
   def average(leaf: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -559,6 +551,6 @@ def average_nodes(nodes: _Weights, shares: np.ndarray | None) -> _Weights:
 
 @jax.jit
 def _measure_consensus(params: Any) -> jax.Array:
-  """The distance of nodes from their plain mean, the nearest to all of them."""
+  """Distance of the nodes from their mean, unweighted even if masses differ."""
   measure = functools.partial(gossip.consensus_distance, axis_name='nodes')
   return jax.vmap(measure, axis_name='nodes')(params)[0]

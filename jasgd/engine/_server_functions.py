@@ -1,10 +1,9 @@
-"""What a parameter server and its learners compute, as compiled functions.
+"""The work of a parameter server and its learners, as compiled functions.
 
-`make_update` compiles the server's work on trees of arrays, for loops that are
-compiled as a whole. `make_server` and `make_learner` compile the same work on
-flat buffers. A real run and its exact replay call the functions of these two
-and no others: the same compiled programs on the same numbers give the same
-bits.
+`make_update` compiles the server's work on trees of arrays, for fast replay.
+`make_server` and `make_learner` compile the same work on flat buffers. A real
+run and its exact replay call only the functions of these two: equal programs on
+equal numbers give equal bits.
 """
 
 from collections.abc import Callable
@@ -24,30 +23,33 @@ from jasgd.engine import _layout
 
 
 class ServerState(NamedTuple):
-  """A server's weights and all that its optimizer keeps."""
+  """Weights of a server, and the state of its optimizer."""
 
   params: Any
   stats: Any  # Statistics that are not trained.
-  stats_sum: Any  # Of the gradients accumulated since the last update.
+  stats_sum: Any  # Sum of the statistics that came since the last update.
   aggregation: transforms.AggregationState
 
 
 class Update(NamedTuple):
-  """A server's work, as pure, jitted functions that donate the state.
+  """Work of a server, as pure, jitted functions.
+
+  `accumulate`, `update` and `apply` donate the state.
 
   Attributes:
-    init: `(params, stats) -> state`.
-    accumulate: `(state, gradient, staleness, stale_params) -> state`. Adds a
-      `Gradient` to the sum that the next update uses.
-    update: `(state, rate, num_learners) -> state`. Updates the weights with the
-      accumulated gradients. The optimizer's updates are multiplied by `rate`;
-      None leaves them alone, as even a factor of 1 may change how a compiler
-      rounds.
-    apply: `(state, gradient, staleness, stale_params, rate, num_learners, *,
-      is_single) -> state`. Both at once. `is_single` tells the compiler that
-      nothing was accumulated before; the optimizer gets `stale_params` then.
-    measure_gap: `(state, stale_params) -> |w - w_stale|`.
-    get_factor: `(staleness, clock) -> factor` of the policy.
+    init: Function `(params, stats) -> state`.
+    accumulate: Function `(state, gradient, staleness, stale_params) -> state`.
+      It adds a `Gradient` to the sum that the next update uses.
+    update: Function `(state, rate, num_learners) -> state`. It updates the
+      weights with the accumulated gradients. `rate` is a factor on the
+      optimizer's updates; None means no factor, since even a factor of 1 may
+      change the compiler's roundings.
+    apply: Function `(state, gradient, staleness, stale_params, rate,
+      num_learners, *, is_single) -> state`: both at once. `is_single` promises
+      that nothing was accumulated before; the optimizer then gets
+      `stale_params`.
+    measure_gap: Function `(state, stale_params) -> |w - w_stale|`.
+    get_factor: Function `(staleness, clock) -> factor` of the policy.
   """
 
   init: Callable[..., ServerState]
@@ -71,13 +73,14 @@ def make_update(
       \frac1c \sum_{l=1}^{c} \alpha(\tau_l)\, h(g_l) \Big), \quad
     s \leftarrow (1 - \tfrac c\lambda) s + \tfrac c\lambda \bar s
 
-  s are the statistics that are not trained; of lambda learners c brought new
-  ones, and neither policy nor optimizer touches them.
+  s are the statistics that are not trained, and s-bar is the mean of those that
+  came with the c gradients. There are lambda learners. Policy and optimizer do
+  not change statistics.
 
   Args:
-    optimizer: The per-update chain, any optax optimizer.
-    policy: alpha, as in `jasgd.scale_by_staleness`.
-    per_gradient: h, run on each gradient before the policy.
+    optimizer: Per-update chain, any optax optimizer.
+    policy: Policy alpha, as in `jasgd.scale_by_staleness`.
+    per_gradient: Chain h that is run on each gradient before the policy.
 
   Returns:
     The functions.
@@ -97,13 +100,13 @@ def make_update(
     Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning
     <https://arxiv.org/abs/1511.05950>`_, 2016
   """
-  if isinstance(policy, list):
+  if isinstance(policy, list):  # The key of a cache must be hashable.
     policy = tuple(policy)
   return _compile_update(optimizer, policy, per_gradient)
 
 
-# Cached, as are all that follow: equal arguments give the same functions, so
-# that nothing is compiled twice.
+# Like the other cached functions below, it returns the same functions for equal
+# arguments, so that nothing is compiled twice.
 @functools.lru_cache(maxsize=32)
 def _compile_update(
   optimizer: optax.GradientTransformation,
@@ -184,8 +187,9 @@ def _compile_update(
     if not is_single:
       state = accumulate(state, gradient, staleness, stale_params)
       return update(state, rate, num_learners)
-    # With a group size of 0 the compiler knows that no sum is read, and passes
-    # the old sums through untouched: reading memory is what an update costs.
+    # With a constant group size of 0, the compiler sees that the old sums are
+    # never read, and passes them through. An update costs as much as the memory
+    # that it reads and writes.
     gathered = accumulate(
       state._replace(
         aggregation=state.aggregation._replace(
@@ -227,17 +231,17 @@ def _compile_update(
 
 
 class LocalReplica(NamedTuple):
-  """A learner's own weights, and its gradients since its last push."""
+  """A learner's own weights, and the sums since its last push."""
 
   params: Any
   stats: Any
   gradient_sum: Any
   loss_sum: jax.Array  # shape=()
-  num_gathered: jax.Array  # shape=(), int32
+  num_gathered: jax.Array  # shape=(), int32: number of gradients in the sum.
 
 
 def start_local(params: Any, stats: Any) -> LocalReplica:
-  """A replica with fetched weights, and no gradients yet."""
+  """Makes a replica with fetched weights and sums of zero."""
   return LocalReplica(
     params=params,
     stats=stats,
@@ -253,7 +257,7 @@ def make_local_step(task: tasks.Task) -> Callable[..., LocalReplica]:
   .. math:: s \leftarrow s + g(w), \quad w \leftarrow w - r \, g(w)
 
   Args:
-    task: The task to learn.
+    task: Task to learn.
 
   Returns:
     A jitted `(replica, data, seed, learner, step, rate) -> replica`.
@@ -272,33 +276,38 @@ def _compile_local_step(
   """Compiles a local step with a given gradient."""
 
   def step_once(
-    copy: LocalReplica, data: Any, seed: Any, learner: Any, step: Any, rate: Any
+    replica: LocalReplica,
+    data: Any,
+    seed: Any,
+    learner: Any,
+    step: Any,
+    rate: Any,
   ) -> LocalReplica:
-    result = gradient(copy.params, copy.stats, data, seed, learner, step)
+    result = gradient(replica.params, replica.stats, data, seed, learner, step)
     return LocalReplica(
       params=jax.tree.map(
         lambda leaf, grad: leaf - jnp.asarray(rate, leaf.dtype) * grad,
-        copy.params,
+        replica.params,
         result.gradient,
       ),
       stats=result.stats,
-      gradient_sum=jax.tree.map(jnp.add, copy.gradient_sum, result.gradient),
-      loss_sum=copy.loss_sum + result.loss.astype(copy.loss_sum.dtype),
-      num_gathered=copy.num_gathered + 1,
+      gradient_sum=jax.tree.map(jnp.add, replica.gradient_sum, result.gradient),
+      loss_sum=replica.loss_sum + result.loss.astype(replica.loss_sum.dtype),
+      num_gathered=replica.num_gathered + 1,
     )
 
   return jax.jit(step_once)
 
 
 def get_push(replica: LocalReplica) -> _gradient.Gradient:
-  """A learner's message: the sum of its gradients, and their mean loss."""
+  """Content of a push: the sum of the gradients, and their mean loss."""
   return _gradient.Gradient(
     replica.gradient_sum, replica.stats, replica.loss_sum / replica.num_gathered
   )
 
 
 def empty_local(replica: LocalReplica) -> LocalReplica:
-  """The replica after a push: the weights stay, the sums begin at zero."""
+  """The replica after a push: the same weights, and sums of zero."""
   return start_local(replica.params, replica.stats)
 
 
@@ -306,22 +315,27 @@ def empty_local(replica: LocalReplica) -> LocalReplica:
 
 
 class Push(NamedTuple):
-  """A learner's message about a minibatch, or about several."""
+  """Result of one or several minibatches, for the server."""
 
-  message: tuple[Any, Any]  # (gradient, stats), which the layout packs.
+  message: tuple[Any, Any]  # (gradient, stats), to be packed by the layout.
   loss: jax.Array  # shape=()
-  is_finite: jax.Array  # shape=(), bool: gradient and loss.
+  is_finite: jax.Array  # shape=(), bool: whether gradient and loss are finite.
 
 
 class LearnerFunctions(NamedTuple):
-  """A learner's work, jitted.
+  """Work of a learner, as jitted functions.
+
+  `views` are the views of a buffer with a snapshot (`Layout.view`).
 
   Attributes:
-    compute: `(parts, data, seed, learner, step) -> Push`.
-    start_copy: `(parts) -> local`: a replica of the learner's own.
-    keep_copy: `(local, parts) -> local`: new weights; the sums stay.
-    step_copy: `(local, data, seed, learner, step, rate) -> local`.
-    push_copy: `(local) -> (Push, local)`: the sums, and the replica without.
+    compute: Function `(views, data, seed, learner, step) -> Push`.
+    start_copy: Function `(views) -> local`. It makes the learner's own replica,
+      with sums of zero.
+    keep_copy: Function `(local, views) -> local`. It replaces the weights, and
+      keeps the sums.
+    step_copy: Function `(local, data, seed, learner, step, rate) -> local`.
+    push_copy: Function `(local) -> (Push, local)`. It returns the sums, and the
+      replica with sums of zero.
   """
 
   compute: Callable[..., Push]
@@ -332,18 +346,21 @@ class LearnerFunctions(NamedTuple):
 
 
 class ServerFunctions(NamedTuple):
-  """A server's work on views of buffers, jitted; see `Update`.
+  """Work of a server on views of buffers, as jitted functions; see `Update`.
+
+  `views` are the views of a message with a gradient, and `stale_views` those of
+  the snapshot that it was computed on.
 
   Attributes:
-    init: `(params, stats) -> state`.
-    accumulate: `(state, parts, staleness, stale_parts) -> state`.
-    update: `(state, rate, num_learners) -> state`.
-    apply: `(state, parts, staleness, stale_parts, rate, num_learners, *,
-      is_single) -> state`.
-    apply_many: `(state, pushes) -> state`: an update for each of several
-      (parts, staleness, stale_parts, rate, num_learners), in one call.
-    measure_gap: `(state, stale_parts) -> |w - w_stale|`.
-    get_factor: `(staleness, clock) -> factor` of the policy.
+    init: Function `(params, stats) -> state`.
+    accumulate: Function `(state, views, staleness, stale_views) -> state`.
+    update: Function `(state, rate, num_learners) -> state`.
+    apply: Function `(state, views, staleness, stale_views, rate, num_learners,
+      *, is_single) -> state`.
+    apply_many: Function `(state, pushes) -> state`. It makes an update for each
+      tuple (views, staleness, stale_views, rate, num_learners), in one call.
+    measure_gap: Function `(state, stale_views) -> |w - w_stale|`.
+    get_factor: Function `(staleness, clock) -> factor` of the policy.
   """
 
   init: Callable[..., ServerState]
@@ -361,9 +378,10 @@ def make_learner(
   """Compiles a learner's work.
 
   Args:
-    task: The task to learn.
-    layout: The layout of (params, stats).
-    num_devices: Devices of this process that a minibatch is spread over.
+    task: Task to learn.
+    layout: Layout of (params, stats).
+    num_devices: Number of devices of this process that a minibatch is spread
+      over.
 
   Returns:
     The functions.
@@ -399,20 +417,20 @@ def _compile_learner(
     )
 
   def compute(
-    parts: Any, data: Any, seed: Any, learner: Any, step: Any
+    views: Any, data: Any, seed: Any, learner: Any, step: Any
   ) -> Push:
-    params, stats = layout.split(parts)
+    params, stats = layout.split(views)
     return make_push(gradient(params, stats, data, seed, learner, step))
 
-  def start_copy(parts: Any) -> LocalReplica:
-    return start_local(*layout.split(parts))
+  def start_copy(views: Any) -> LocalReplica:
+    return start_local(*layout.split(views))
 
-  def keep_copy(copy: LocalReplica, parts: Any) -> LocalReplica:
-    params, stats = layout.split(parts)
-    return copy._replace(params=params, stats=stats)
+  def keep_copy(replica: LocalReplica, views: Any) -> LocalReplica:
+    params, stats = layout.split(views)
+    return replica._replace(params=params, stats=stats)
 
-  def push_copy(copy: LocalReplica) -> tuple[Push, LocalReplica]:
-    return make_push(get_push(copy)), empty_local(copy)
+  def push_copy(replica: LocalReplica) -> tuple[Push, LocalReplica]:
+    return make_push(get_push(replica)), empty_local(replica)
 
   return LearnerFunctions(
     compute=jax.jit(compute),
@@ -428,33 +446,34 @@ def make_server(update: Update, layout: _layout.Layout) -> ServerFunctions:
   """Compiles a server's work, for gradients in buffers.
 
   Args:
-    update: The result of `make_update`.
-    layout: The layout of (params, stats).
+    update: Result of `make_update`.
+    layout: Layout of (params, stats).
 
   Returns:
-    The functions; those that take a state donate it.
+    The functions. `accumulate`, `update`, `apply` and `apply_many` donate the
+    state.
   """
 
-  def read_gradient(parts: Any) -> _gradient.Gradient:
-    gradient, stats = layout.split(parts)
+  def read_gradient(views: Any) -> _gradient.Gradient:
+    gradient, stats = layout.split(views)
     return _gradient.Gradient(gradient, stats, jnp.zeros(()))
 
-  def read_params(parts: Any) -> Any:
-    params, _ = layout.split(parts)
+  def read_params(views: Any) -> Any:
+    params, _ = layout.split(views)
     return params
 
   def accumulate(
-    state: ServerState, parts: Any, staleness: Any, stale_parts: Any
+    state: ServerState, views: Any, staleness: Any, stale_views: Any
   ) -> ServerState:
     return update.accumulate(
-      state, read_gradient(parts), staleness, read_params(stale_parts)
+      state, read_gradient(views), staleness, read_params(stale_views)
     )
 
   def apply(
     state: ServerState,
-    parts: Any,
+    views: Any,
     staleness: Any,
-    stale_parts: Any,
+    stale_views: Any,
     rate: Any,
     num_learners: Any,
     *,
@@ -462,9 +481,9 @@ def make_server(update: Update, layout: _layout.Layout) -> ServerFunctions:
   ) -> ServerState:
     return update.apply(
       state,
-      read_gradient(parts),
+      read_gradient(views),
       staleness,
-      read_params(stale_parts),
+      read_params(stale_views),
       rate,
       num_learners,
       is_single=is_single,
@@ -477,8 +496,8 @@ def make_server(update: Update, layout: _layout.Layout) -> ServerFunctions:
       state = apply(state, *push, is_single=True)
     return state
 
-  def measure_gap(state: ServerState, stale_parts: Any) -> jax.Array:
-    return update.measure_gap(state, read_params(stale_parts))
+  def measure_gap(state: ServerState, stale_views: Any) -> jax.Array:
+    return update.measure_gap(state, read_params(stale_views))
 
   donated = functools.partial(jax.jit, donate_argnums=0)
   return ServerFunctions(

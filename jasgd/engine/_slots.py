@@ -1,7 +1,7 @@
-"""Slots: where the values of a plan are kept while they are needed.
+"""Slots: the storage of the values of a plan while they are needed.
 
-A slot holds one set of weights (or a gradient, or a difference), or what one
-optimizer keeps. In a compiled loop, slots are the rows of arrays.
+A slot holds one set of weights (or a gradient, or a difference), or the state
+of one optimizer. In a compiled loop, slots are the rows of arrays.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-_NEVER = 1 << 62  # The last use of a value that a replica has at the end.
-_CHUNK = 1 << 16  # Numbers that are Python objects at a time.
+_NEVER = 1 << 62  # Last use of a value that a replica has at the end.
+_CHUNK = 1 << 16  # Count of numbers that `_list` converts at a time.
 
 # --- Allocation.
 
@@ -24,25 +24,26 @@ _CHUNK = 1 << 16  # Numbers that are Python objects at a time.
 def allocate(
   reads: tuple[np.ndarray, ...],
   writes: np.ndarray,
-  holdings: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+  changes: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
   num_replicas: int = 0,
 ) -> tuple[np.ndarray, int]:
-  """Gives each value a slot for as long as it is needed, in as few as possible.
+  """Gives each value a slot while it is needed, with as few slots as possible.
 
   A value is needed until the last operation that reads it, and while a replica
-  has it. An operation may write to a slot that it reads. If its own value is
-  not needed any more it does so: in place. Value 0 exists from the start.
+  has it. An operation may write to a slot that it reads. It writes in place, to
+  the slot of its own value, if that value is not needed any more. Value 0
+  exists from the start.
 
   Args:
-    reads: The values that each operation reads: one array for its own value,
-      and perhaps others; -1: nothing.
-    writes: The value that each operation makes, in increasing order; -1: none.
-    holdings: (replica, value, number of operations before) of each change of
+    reads: Values that each operation reads: an array of own values first, then
+      arrays of other values, if any. -1: nothing is read.
+    writes: Value that each operation makes, in increasing order. -1: none.
+    changes: (replica, value, number of operations before) of each change of
       the value that a replica has. All replicas start with value 0.
-    num_replicas: How many replicas there are.
+    num_replicas: Number of replicas.
 
   Returns:
-    The slot of each value, -1 if nothing needs it, and the number of slots.
+    The slot of each value, or -1 if nothing needs it; and the number of slots.
 
   Examples:
     >>> import numpy as np
@@ -56,7 +57,7 @@ def allocate(
     >>> slots.tolist(), num_slots
     ([0, 1, 2, 0], 3)
   """
-  ends = _find_last_uses(reads, writes, holdings, num_replicas)
+  ends = _find_last_uses(reads, writes, changes, num_replicas)
   makers = np.full(len(ends), -1)
   is_write = writes >= 0
   makers[writes[is_write]] = np.flatnonzero(is_write)
@@ -65,7 +66,7 @@ def allocate(
   dying = dying[np.argsort(ends[dying], kind='stable')]
   is_needed = np.append(is_needed, False)  # For a write of -1.
   slots = np.full(len(ends), -1, np.int32)
-  table = slots.data  # Its items are read and written faster.
+  table = slots.data  # A memoryview: its single items are accessed faster.
   table[0] = 0
   num_slots, free = 1, []
   deaths = zip(_list(ends[dying]), _list(dying), strict=True)
@@ -78,9 +79,10 @@ def allocate(
     strict=False,
   ):
     slot = -1
+    # Values whose last use is this operation free their slots before it writes.
     while end == index:
       if is_kept and dead == own:
-        slot = table[dead]
+        slot = table[dead]  # In place.
       else:
         free.append(table[dead])
       end, dead = next(deaths, (_NEVER, -1))
@@ -98,10 +100,10 @@ def allocate(
 def _find_last_uses(
   reads: tuple[np.ndarray, ...],
   writes: np.ndarray,
-  holdings: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
+  changes: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
   num_replicas: int,
 ) -> np.ndarray:
-  """The last operation that needs each value; -1: none."""
+  """Index of the last operation that needs each value; -1 if none does."""
   num_values = 1 + max(
     0, *(int(values.max(initial=0)) for values in (*reads, writes))
   )
@@ -109,11 +111,11 @@ def _find_last_uses(
   for values in reads:
     last = np.full(num_values, -1)
     indices = np.flatnonzero(values >= 0)
-    last[values[indices]] = indices  # Of equal values the last one stays.
+    last[values[indices]] = indices  # For equal values, the last index stays.
     np.maximum(ends, last, out=ends)
-  if holdings is None:
+  if changes is None:
     return ends
-  replica, value, after = holdings
+  replica, value, after = changes
   order = np.argsort(replica, kind='stable')
   replica, value, after = replica[order], value[order], after[order]
   is_first = np.diff(replica, prepend=replica[:1] - 1) != 0
@@ -127,7 +129,7 @@ def _find_last_uses(
 
 
 def _list(values: np.ndarray) -> Iterator[Any]:
-  """The numbers of an array as Python's own, some at a time to save memory."""
+  """Yields the numbers of an array as Python ints, in chunks to save memory."""
   for start in range(0, len(values), _CHUNK):
     yield from values[start : start + _CHUNK].tolist()
 
@@ -136,12 +138,12 @@ def _list(values: np.ndarray) -> Iterator[Any]:
 
 
 def read_row(tree: Any, index: Any) -> Any:
-  """A row, or rows, of every leaf."""
+  """Reads one row, or several rows, of every leaf."""
   return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def write_row(tree: Any, index: Any, row: Any) -> Any:
-  """The leaves with one row replaced, in place where they are donated."""
+  """Replaces one row of every leaf, in place if the leaves are donated."""
   return jax.tree.map(
     lambda leaf, value: lax.dynamic_update_index_in_dim(
       leaf, jnp.astype(value, leaf.dtype), index, 0
@@ -152,7 +154,7 @@ def write_row(tree: Any, index: Any, row: Any) -> Any:
 
 
 def repeat_row(row: Any, num_rows: int) -> Any:
-  """The same row so many times, in buffers of their own."""
+  """Repeats a row, in new buffers."""
   return jax.tree.map(
     lambda leaf: jnp.broadcast_to(leaf, (num_rows, *jnp.shape(leaf))).copy(),
     row,
@@ -160,7 +162,7 @@ def repeat_row(row: Any, num_rows: int) -> Any:
 
 
 def stack_rows(rows: list[Any]) -> Any:
-  """Several trees as the rows of one."""
+  """Stacks several trees as the rows of one tree."""
   return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
@@ -168,14 +170,14 @@ def stack_rows(rows: list[Any]) -> Any:
 
 
 def check_memory(num_versions: int, weights: Any) -> None:
-  """Raises a ValueError if so many versions of the weights do not fit.
+  """Checks that a number of versions of the weights fits into memory.
 
   Args:
     num_versions: Number of versions.
-    weights: A tree of arrays, or of their shapes.
+    weights: Tree of arrays, or of their shapes.
 
   Raises:
-    ValueError: if they are larger than the free memory.
+    ValueError: if the versions are larger than the free memory.
 
   Examples:
     >>> import jax.numpy as jnp

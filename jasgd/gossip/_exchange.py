@@ -92,7 +92,7 @@ def list_rounds(
 def _make_round(
   strategy: _gossip.Gossip, topology: topologies.Topology, index: int
 ) -> Round:
-  """One round. In a push, node and peer change their roles."""
+  """Makes one round. In a push, node and peer swap their roles."""
   edges = slice(*topology.starts[index : index + 2])
   own, weights = topology.own_weights[index], topology.weights[edges]
   targets, sources = topology.nodes[edges], topology.peers[edges]

@@ -27,7 +27,7 @@ class Fate(enum.IntEnum):
 class Decision(NamedTuple):
   """The server's reaction to an event."""
 
-  fate: Fate | None  # Of the pushed gradient; None if the event is no push.
+  fate: Fate | None  # Fate of the pushed gradient; None for other events.
   updates: bool  # Whether the server updates the weights now.
   released: tuple[int, ...]  # Learners that may start a step, in this order.
 
@@ -77,7 +77,9 @@ class Protocol(_configurable.Configurable):
     updates_each: Whether each gradient that is taken makes its own update.
     needs_current_clock: Whether only gradients of the current clock are taken.
     needs_equal_times: Whether the protocol describes learners that all take
-      the same, constant time; the simulator refuses other times.
+      the same, constant time; the simulator refuses other times. They push in
+      rotation, so that weights of as many versions are in use as there are
+      learners.
 
   Attributes:
     clock: Number of updates made.
@@ -231,14 +233,18 @@ class Protocol(_configurable.Configurable):
     """Number of gradients of every update while `alive` stays as it is.
 
     Returns:
-      The number, if every gradient is taken, and whichever learners push; the
-      simulator then need not ask the protocol about each gradient. None if the
-      protocol has to be asked.
+      The number, if every gradient is taken, no matter which learners push. The
+      simulator then does not call the protocol for each gradient. None if it
+      must call the protocol.
     """
     return None
 
   def without_equal_times(self) -> 'Protocol':
-    """The protocol for learners of unequal speeds: itself, for most."""
+    """The protocol for learners of unequal speeds; by default itself."""
+    return self
+
+  def without_ramp_up(self) -> 'Protocol':
+    """The protocol once all learners are admitted: itself, for most."""
     return self
 
   @property
@@ -309,7 +315,7 @@ class Protocol(_configurable.Configurable):
   def save(self) -> dict[str, Any]:
     """The whole state, as a JSON-serialisable dict."""
     return {
-      'protocol': repr(self),
+      'protocol': self.identify(),
       'clock': self.clock,
       'alive': sorted(self.alive),
       **self.save_state(),
@@ -322,10 +328,11 @@ class Protocol(_configurable.Configurable):
       raise ValueError(
         f'This is no state of {self!r}: it has no {", ".join(missing)}.'
       )
-    if state['protocol'] != repr(self):
+    identity = self.identify()
+    if state['protocol'] != identity:
       raise ValueError(
         f'The state is of {state["protocol"]}, and cannot be restored into '
-        f'{self!r}.'
+        f'{identity}.'
       )
     self.clock = state['clock']
     self.alive = set(state['alive'])
@@ -340,7 +347,7 @@ class Protocol(_configurable.Configurable):
   def _make_initial(self) -> dict[str, Any]:
     """The result of `save` before the first event."""
     return {
-      'protocol': repr(self),
+      'protocol': self.identify(),
       'clock': 0,
       'alive': [],
       **self.initial_state(),

@@ -65,6 +65,26 @@ class Configurable:
       arguments[key] = value
     return {'name': name, 'arguments': arguments}
 
+  def identify(self) -> dict[str, Any] | str:
+    """The identity by which saved states and runs recognise the object.
+
+    `repr` and `describe` may leave arguments out: two random topologies of
+    different seeds can have the same.
+
+    Returns:
+      The config as JSON gives it back, with lists for tuples; `repr` if JSON
+      cannot hold an argument.
+
+    Examples:
+      >>> from jasgd import protocols
+      >>> protocols.softsync(2).identify()
+      {'name': 'softsync', 'arguments': {'n': 2}}
+    """
+    try:
+      return json.loads(json.dumps(self.to_config()))
+    except ValueError:  # `to_config` could not store an argument.
+      return repr(self)
+
 
 def build(
   config: Any,

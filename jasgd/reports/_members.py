@@ -56,11 +56,6 @@ class _Members(NamedTuple):
   is_return: np.ndarray  # The worker's first record after that.
 
 
-def is_real(trace: traces.Trace) -> bool:
-  """Whether real processes recorded a trace; otherwise it is simulated."""
-  return 'num_present' in trace.header or bool(trace.header.get('is_recorded'))
-
-
 def find_origin(trace: traces.Trace) -> float:
   """The time at which the first gradient was begun; 0 if it is not known."""
   origin = np.fmin.reduce(trace.start_time, initial=np.inf)
@@ -270,47 +265,14 @@ def _find_last_signs(
 def _find_members(trace: traces.Trace) -> _Members:
   """Finds departures and returns in the records, worker by worker.
 
-  A server records who comes and goes. A simulated node records its own death. A
-  real node cannot: it was away if its records go on with a return, or have
-  stopped, without an END before.
+  A server records who comes and goes. A node departs by its death.
   """
   if trace.has_server:
     records = trace.of_kind(_Kind.JOIN, _Kind.LEAVE)
     records = records[np.argsort(records['worker'], kind='stable')]
     is_departure = records['kind'] == _Kind.LEAVE
     return _Members(records, is_departure, records['kind'] == _Kind.JOIN)
-  records = np.asarray(trace.records)
-  # A LOST may be in the file of its receiver.
-  is_own = (records['replica'] >= 0) & (records['kind'] != _Kind.LOST)
-  records = records[is_own]
-  records = records[np.argsort(records['replica'], kind='stable')]
-  kind, node = records['kind'], records['replica']
-  is_first = np.diff(node, prepend=-1) != 0
-  is_back = np.isin(kind, (_Kind.JOIN, _Kind.RESTART))
-  is_departure = kind == _Kind.LEAVE
-  if is_real(trace):
-    is_silent = _find_silent(trace, records, is_first)
-    is_silent[:-1] |= is_back[1:] & ~is_first[1:]
-    is_departure |= is_silent & (kind != _Kind.END)
-  is_late = is_first & (kind == _Kind.JOIN)
-  # A RESTART without a departure before it is of an all-reduce: all of its
-  # nodes go back to a checkpoint when one of them dies.
-  is_return = np.zeros(len(records), bool)
-  is_return[1:] = is_departure[:-1] & ~is_first[1:] & is_back[1:]
-  return _Members(records, is_departure, is_return | is_late)
-
-
-def _find_silent(
-  trace: traces.Trace, records: np.ndarray, is_first: np.ndarray
-) -> np.ndarray:
-  """Whether each record of a real node is its last, and the node is dead.
-
-  A node may be alive if the others went on for no longer than it ever took.
-  """
-  node, times = records['replica'], records['end_time']
-  gaps = np.where(is_first, 0.0, np.diff(times, prepend=times[:1]))
-  longest = np.zeros(trace.num_workers)
-  np.fmax.at(longest, node, gaps)
-  end = np.fmax.reduce(times, initial=-np.inf)
-  is_last = np.append(is_first[1:], np.ones(min(1, len(node)), bool))
-  return is_last & (end - times > longest[node])
+  records, is_death, is_return = traces.statistics.find_deaths(trace)
+  is_first = np.diff(records['replica'], prepend=-1) != 0
+  is_late = is_first & (records['kind'] == _Kind.JOIN)
+  return _Members(records, is_death, is_return | is_late)

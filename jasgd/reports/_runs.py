@@ -76,7 +76,7 @@ class Run:
   @property
   def is_real(self) -> bool:
     """Whether it was run by real processes."""
-    return self.trace is not None and _members.is_real(self.trace)
+    return self.trace is not None and self.trace.is_recorded
 
   @property
   def active_duration(self) -> float:

@@ -99,7 +99,7 @@ def _choose_window(
   cycles = cycles[np.isfinite(cycles) & (cycles > 0)]
   cycle = float(np.median(cycles)) if len(cycles) else 1.0
   begin = 0.0
-  if _members.is_real(trace) and len(ends):
+  if trace.is_recorded and len(ends):
     # All workers had to compile. One that came in the second half is not
     # waited for.
     firsts = ends[is_first]

@@ -33,7 +33,8 @@ class Recorder:
 
   Attributes:
     get_time: Function that gives the seconds since the run began.
-    incarnation: Incarnation of the owner, in each record.
+    incarnation: Incarnation of the owner, in each record; at first the last one
+      in the file. The owner adds 1 before it records a RESTART.
     last_version: Largest version that was recorded.
     last_mass: Mass in the last record of the node's own weights, when the file
       was opened.
@@ -49,7 +50,6 @@ class Recorder:
     get_time: Callable[[], float],
   ) -> None:
     self.get_time = get_time
-    self.incarnation = 0
     self._header = header
     self._replica = replica
     self._rows: list[bytes] = []
@@ -61,6 +61,7 @@ class Recorder:
       # A run that is resumed keeps the header that it began with.
       self._writer = traces.TraceWriter(path, None if path.exists() else header)
       records = self._writer.read()
+    self.incarnation = int(records['incarnation'].max(initial=0))
     self.last_version = int(records['version'].max(initial=0))
     # A LOST may tell of another node's mass.
     own = records[records['kind'] != _Kind.LOST]

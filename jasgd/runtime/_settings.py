@@ -279,8 +279,8 @@ class NodeSettings:
     """Strategy, optimizer and schedule, as text: equal for all nodes."""
     config = self.header.get('config', {})
     chosen = {name: config.get(name) for name in ('optimizer', 'schedule')}
-    strategy = self.strategy.describe()
-    return f' {strategy} {self.num_nodes} {json.dumps(chosen, sort_keys=True)}'
+    chosen['strategy'] = self.strategy.identify()
+    return f' {self.num_nodes} {json.dumps(chosen, sort_keys=True)}'
 
   @property
   def averages(self) -> str:

@@ -19,6 +19,9 @@ class Barrier:
     num_nodes: Number of nodes, n.
     network: Durations of messages.
     schedule: Adds an event: `(time, node, kind, data)`.
+
+  Attributes:
+    next_number: Least number above those of all means that were made.
   """
 
   def __init__(
@@ -33,13 +36,13 @@ class Barrier:
     )
     self._num_nodes = num_nodes
     self._schedule = schedule
-    self._waiting: set[int] = set()
+    self.next_number = 0
+    self._waiting: dict[int, int] = {}  # Number of the mean, by node.
     self._attempt = 0  # Changes when a mean begins, and when it fails.
-    self._number = 0  # Number of the last mean.
 
-  def arrive(self, node: int, time: float) -> None:
-    """A node begins to wait; the last one begins the mean."""
-    self._waiting.add(node)
+  def arrive(self, node: int, time: float, number: int) -> None:
+    """A node begins to wait for a mean; the last one begins the mean."""
+    self._waiting[node] = number
     if len(self._waiting) == self._num_nodes:
       self._attempt += 1
       # As node 0: the event belongs to all nodes.
@@ -56,17 +59,17 @@ class Barrier:
     """
     if attempt != self._attempt:
       return None
+    (number,) = set(self._waiting.values())  # All nodes count alike.
     self._waiting.clear()
-    self._number += 1
-    return self._number
+    self.next_number = number + 1
+    return number
 
   def fail(self, node: int) -> None:
     """A node dies: the mean that is under way fails."""
     self._attempt += 1
     # The dead node must not count as present for the next mean.
-    self._waiting.discard(node)
+    self._waiting.pop(node, None)
 
   def restart(self) -> None:
-    """All nodes go back to a checkpoint; the failed mean's number is void."""
+    """All nodes go back to a checkpoint: no node waits any more."""
     self._waiting.clear()
-    self._number += 1

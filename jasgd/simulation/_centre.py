@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _network
 from jasgd.simulation import _rows
@@ -22,17 +23,38 @@ class _Request(NamedTuple):
   arrived: float
   life: int = 0
   answer_kind: int = 0  # Of a question: the kind of event that answers it.
-  force: tuple[int, int, float] | None = None  # Version, step and rate.
+  force: 'Force | None' = None
+
+
+class Force(NamedTuple):
+  """A force by which a node has moved.
+
+  Attributes:
+    version: Version of the node's weights before it moved.
+    step: Steps in its weights.
+    rate: Rate of the force.
+    read_version: Version of the centre's weights that the node was given.
+  """
+
+  version: int
+  step: int
+  rate: float
+  read_version: int
 
 
 class Centre:
   """Answers questions and adds forces, first come, first served.
+
+  As in a real centre, a protocol decides whether it moves by a force; a force
+  that it refuses is recorded as lost.
 
   All nodes share the centre's link, each direction of it, and its time: adding
   a force takes `server_time`, an answer takes none. The centre never dies, and
   messages to it that are on the way when their sender dies still arrive.
 
   Args:
+    protocol: State machine of the centre, after its start. Its clock is the
+      version of the weights.
     network: Durations of messages and moves.
     seed: Seed of the moves' durations.
     schedule: Adds an event: `(time, node, kind, data)`.
@@ -41,11 +63,13 @@ class Centre:
 
   def __init__(
     self,
+    protocol: protocols.Protocol,
     network: _network.Network,
     seed: int,
     schedule: Callable[[float, int, int, Any], None],
     rows: bytearray,
   ) -> None:
+    self._protocol = protocol
     self._schedule = schedule
     self._rows = rows
     self._latency = network.latency
@@ -55,40 +79,32 @@ class Centre:
     self._in_free = self._out_free = 0.0
     self._queue: collections.deque[_Request] = collections.deque()
     self._is_moving = False
-    self._version = 0
 
   def ask(self, node: int, time: float, life: int, answer_kind: int) -> None:
     """The question of a node has arrived."""
     self._wait(_Request(node, time, life, answer_kind))
 
-  def send_force(
-    self, node: int, time: float, version: int, step: int, rate: float
-  ) -> None:
-    """A node sends the force by which it has moved.
-
-    Args:
-      node: Number of the node.
-      time: Time at which it sends.
-      version: Version of its weights before it moved.
-      step: Steps in its weights.
-      rate: Rate of the force.
-    """
+  def send_force(self, node: int, time: float, force: Force) -> None:
+    """A node sends the force by which it has moved."""
     start = max(time + self._latency, self._in_free)
     self._in_free = start + self._turn
     arrival = start + self._link_time
-    self._schedule(arrival, node, AT_CENTRE, (version, step, rate))
+    self._schedule(arrival, node, AT_CENTRE, force)
 
-  def receive(
-    self, node: int, time: float, force: tuple[int, int, float]
-  ) -> None:
+  def receive(self, node: int, time: float, force: Force) -> None:
     """A force has arrived."""
     self._wait(_Request(node, time, force=force))
+
+  def leave(self, node: int) -> None:
+    """A node has died: it joins with its next force."""
+    if node in self._protocol.alive:
+      self._protocol.on_leave(node)
 
   def finish_move(self, _: int, time: float, request: _Request) -> None:
     """Records that the centre has moved: its steps are its moves."""
     assert request.force is not None
-    read_version, step, rate = request.force
-    version = self._version = self._version + 1
+    read_version, step, rate, _ = request.force
+    version = self._protocol.clock
     self._rows += _rows.pack(
       *(traces.Kind.MOVE, traces.SERVER, request.node, 0, version, version),
       *(read_version, step, 1.0, rate, 0.0, request.arrived, time),
@@ -107,17 +123,28 @@ class Centre:
       if request.force is None:
         self._answer(request, time)
         continue
+      if not self._takes(request.node, request.force):
+        self._rows += _rows.pack_lost(
+          request.node, traces.SERVER, request.force, request.arrived, time
+        )
+        continue
       self._is_moving = True
       done = time + next(self._update_times)
       # As node -1: at equal times, the centre comes first.
       self._schedule(done, -1, MOVED, request)
+
+  def _takes(self, node: int, force: Force) -> bool:
+    """Lets the protocol decide on a force; a node joins with its first one."""
+    if node not in self._protocol.alive:
+      self._protocol.on_join(node)
+    return self._protocol.on_push(node, force.step, force.read_version).updates
 
   def _answer(self, request: _Request, time: float) -> None:
     """Sends the weights as they are now."""
     start = max(time, self._out_free)
     self._out_free = start + self._turn
     arrival = start + self._link_time + self._latency
-    version = self._version
+    version = self._protocol.clock
     reply = gossip.Reply(gossip.CENTRE, _TAKEN, version, version)
     data = (request.life, [reply])
     self._schedule(arrival, request.node, request.answer_kind, data)

@@ -116,8 +116,8 @@ def _read_failure(failure: Any) -> Failure:
 class Members:
   """The nodes that are up, and those that each node believes alive.
 
-  A node believes that a peer is alive until it fails to reach it, and believes
-  so again as soon as the peer is back.
+  A node believes that a peer is alive until it notices that it cannot reach it,
+  and believes so again as soon as the peer is back.
 
   Args:
     machines: State machine of each node. The list may change; the machines are
@@ -134,7 +134,11 @@ class Members:
     self._dead: list[frozenset[int]] = [frozenset()] * len(machines)
 
   def introduce(self, node: int) -> None:
-    """Tells the machine of a new process which other nodes are up."""
+    """Tells the machine of a new process which other nodes are up.
+
+    A real process learns it too: it tries all addresses of the run before it
+    begins, and believes alive those nodes that answer.
+    """
     down = [peer for peer, is_up in enumerate(self.is_up) if not is_up]
     self._dead[node] = frozenset(down) - {node}
     self._tell(node)
@@ -148,7 +152,9 @@ class Members:
         self._tell(other)
 
   def find_dead(self, node: int, peer: int) -> None:
-    """A node has failed to reach a peer."""
+    """A node notices that it cannot reach a peer, unless that is back."""
+    if self.is_up[peer]:
+      return
     self._dead[node] |= {peer}
     self._tell(node)
 

@@ -32,7 +32,8 @@ from jasgd.simulation import _times
   ASKED,  # A node's questions have arrived, at peers or at the centre.
   REPLIED,  # The answers to a node have arrived.
 ) = range(8)
-# `_centre` and `_barrier` define the other kinds.
+# `_centre` and `_barrier` define the kinds 8 to 10.
+NOTICED = 11  # A node notices that the receiver of its message is dead.
 
 # Looked up once, not for every exchange.
 _pack = _rows.pack
@@ -67,10 +68,7 @@ class _Checkpoint(NamedTuple):
 
   version: int
   step: int
-  machine: dict[str, Any] | None  # Result of its `save`; None: the start.
-
-
-_START = _Checkpoint(0, 0, None)
+  machine: dict[str, Any]  # Result of its `save`.
 
 
 class PeerLoop:
@@ -112,12 +110,18 @@ class PeerLoop:
     self._is_up = self._members.is_up
     self._is_resting = [False] * num_nodes  # Whether it has made all its steps.
     self._until = [0.0] * num_nodes  # Time of its return, if it is down; 0: up.
-    self._saved = [_START] * num_nodes
+    self._saved = [
+      _Checkpoint(0, 0, machine.save()) for machine in self._machines
+    ]
     self._saved_at = [0.0] * num_nodes
     self._rows = bytearray()  # Of `_rows.pack`.
-    self._centre = _centre.Centre(
-      network, setup.seed, self._schedule, self._rows
-    )
+    self._centre: _centre.Centre | None = None
+    if setup.strategy.has_centre:
+      protocol = setup.strategy.make_centre()
+      protocol.start(num_nodes)
+      self._centre = _centre.Centre(
+        protocol, network, setup.seed, self._schedule, self._rows
+      )
     self._barrier = _barrier.Barrier(num_nodes, network, self._schedule)
     self._heap: list[tuple[float, int, int, Any]] = [
       (time, node, GONE, until) for time, node, until in setup.failures
@@ -132,10 +136,12 @@ class PeerLoop:
       STEPPED: self._finish_step,
       ASKED: self._answer,
       REPLIED: self._finish_asking,
-      _centre.AT_CENTRE: self._centre.receive,
-      _centre.MOVED: self._centre.finish_move,
       _barrier.AVERAGED: self._finish_mean,
+      NOTICED: self._notice,
     }
+    if self._centre is not None:
+      self._handlers[_centre.AT_CENTRE] = self._centre.receive
+      self._handlers[_centre.MOVED] = self._centre.finish_move
 
   @property
   def num_missing(self) -> int:
@@ -147,8 +153,7 @@ class PeerLoop:
 
   def run(self) -> np.ndarray:
     """Handles events until no node has a step left that it can make."""
-    for node in range(self._setup.num_nodes):
-      self._begin_step(node, 0.0)
+    self._begin_all(0.0)
     heap, pop, handlers = self._heap, heapq.heappop, self._handlers
     while heap:
       time, node, kind, data = pop(heap)
@@ -158,10 +163,20 @@ class PeerLoop:
     self._end(_rows.get_last_time(self._rows))
     return _rows.make_records(self._rows)
 
+  def _begin_all(self, time: float) -> None:
+    """All nodes begin a step; those of an all-reduce agree on a number."""
+    if self._is_collective:
+      for machine in self._machines:
+        machine.on_regroup(self._barrier.next_number)
+    for node in range(self._setup.num_nodes):
+      self._begin_step(node, time)
+
   def _end(self, time: float) -> None:
-    """Records the end of each node that is up."""
+    """Ends each node that is up, and records its end."""
     for node, machine in enumerate(self._machines):
       if self._is_up[node]:
+        self._is_resting[node] = True
+        self._carry_out(node, time, machine.on_end())
         mass = machine.held_mass
         self._note(traces.Kind.END, node, mass, time, time)
 
@@ -237,7 +252,7 @@ class PeerLoop:
       elif isinstance(action, _Mix):
         self._mix(node, time, self._begun[node], action)
       elif isinstance(action, _JoinMean):
-        self._barrier.arrive(node, time)
+        self._barrier.arrive(node, time, action.number)
         is_waiting = True
       elif isinstance(action, _Send):
         self._send(node, time, action)
@@ -269,6 +284,7 @@ class PeerLoop:
     """The questions of a node have arrived: answers them."""
     life, peers = data
     if peers == [gossip.CENTRE]:
+      assert self._centre is not None
       self._centre.ask(node, time, life, REPLIED)
       return
     replies, num_refused = [], 0
@@ -330,10 +346,12 @@ class PeerLoop:
 
   def _attract(self, node: int, time: float, action: gossip.Attract) -> None:
     """A node moves towards the centre, sends the force, and steps on."""
-    before, rate = self._version[node], action.rate
-    mix = _Mix(1 - rate, ((action.centre, rate),))
+    assert self._centre is not None
+    before, rate, centre = self._version[node], action.rate, action.centre
+    mix = _Mix(1 - rate, ((centre, rate),))
     self._mix(node, time, self._begun[node], mix)
-    self._centre.send_force(node, time, before, self._step[node], rate)
+    force = _centre.Force(before, self._step[node], rate, centre.version)
+    self._centre.send_force(node, time, force)
     self._finish_exchange(node, time)
     if action.keeps_gradient:
       self._read_version[node] = before
@@ -377,11 +395,32 @@ class PeerLoop:
       mass = message.share if self._has_mass else 0.0
       self._rows += _rows.pack_lost(sender, node, message, time, time, mass)
     if is_sender_alive:
-      if not self._is_up[node]:
-        self._members.find_dead(sender, node)
-      self._machines[sender].on_outcome(send, outcome)
+      if self._is_up[node]:
+        self._machines[sender].on_outcome(send, outcome)
+      elif self._setup.detection_seconds:
+        noticed = time + self._setup.detection_seconds
+        self._schedule(noticed, sender, NOTICED, (life, send, message, outcome))
+      else:
+        self._notice(sender, time, (life, send, message, outcome))
     if self._is_resting[node] and self._is_up[node]:
       self._carry_out(node, time, self._machines[node].on_done())
+
+  def _notice(
+    self,
+    sender: int,
+    time: float,
+    data: tuple[int, gossip.Send, gossip.Message, gossip.Outcome],
+  ) -> None:
+    """A sender notices that the receiver was dead when its message arrived."""
+    life, send, message, outcome = data
+    if life == self._life[sender]:
+      self._members.find_dead(sender, send.peer)
+      self._machines[sender].on_outcome(send, outcome)
+    elif outcome is not gossip.Outcome.UNKNOWN:  # It would have come back.
+      mass = message.share if self._has_mass else 0.0
+      self._rows += _rows.pack_lost(
+        sender, send.peer, message, time, time, mass
+      )
 
   def _finish_mean(self, _: int, time: float, attempt: int) -> None:
     """All nodes have the mean, unless one of them died meanwhile."""
@@ -396,7 +435,7 @@ class PeerLoop:
         5,  # Kind.MEAN
         node,
         0,
-        number,
+        number + 1,
         self._step[node],
         version,
         0,
@@ -410,7 +449,9 @@ class PeerLoop:
     # All save after the same mean, so that they can return to it together.
     is_due = time - self._saved_at[0] >= self._checkpoint_seconds
     for node in nodes:
-      self._machines[node].on_replies(())
+      version, step = self._version[node], self._step[node]
+      reply = _Reply(node, _TAKEN, version, step)
+      self._machines[node].on_replies([reply])
       if is_due:
         self._save(node, time)
       self._begin_step(node, time)
@@ -422,6 +463,8 @@ class PeerLoop:
     self._life[node] += 1
     self._until[node] = until
     self._barrier.fail(node)
+    if self._centre is not None:
+      self._centre.leave(node)
     if until < np.inf:
       up = until + self._setup.restart_seconds
       self._schedule(up, node, BACK, self._life[node])
@@ -440,11 +483,12 @@ class PeerLoop:
     if self._is_collective:
       if not any(self._until):  # Otherwise it waits for the others.
         self._restart_all(time)
-    elif self._saved[node] != _START:
-      self._restart(node, time, self._saved[node])
+      return
+    machine = self._resume_machine(node)
+    if self._saved[node].version:
+      self._restart(node, time)
       self._begin_step(node, time)
     else:
-      machine = self._make_machine(node)
       self._ask_to_join(node, time, machine.on_join())
 
   def _restart_all(self, time: float) -> None:
@@ -456,16 +500,13 @@ class PeerLoop:
     for node in range(self._setup.num_nodes):
       self._life[node] += 1
       self._begun[node] = time
-      self._restart(node, time, self._saved[node])
-    for node in range(self._setup.num_nodes):
-      self._begin_step(node, time)
+      self._resume_machine(node)
+      self._restart(node, time)
+    self._begin_all(time)
 
-  def _restart(self, node: int, time: float, saved: _Checkpoint) -> None:
+  def _restart(self, node: int, time: float) -> None:
     """Gives a node its saved weights again, as a new version."""
-    machine = self._make_machine(node)
-    if saved.machine is not None:
-      machine.restore(saved.machine)
-    machine.on_restart(saved.step, self._recorded_mass[node])
+    machine, saved = self._machines[node], self._saved[node]
     self._step[node] = saved.step
     self._version[node] += 1
     self._rows += _pack(
@@ -475,20 +516,26 @@ class PeerLoop:
     )
     self._enter(node)
 
-  def _make_machine(self, node: int) -> gossip.PeerNode:
-    """The machine of a new process, which knows the nodes that are up."""
-    setup = self._setup
+  def _resume_machine(self, node: int) -> gossip.PeerNode:
+    """The machine of a new process, which knows the nodes that are up.
+
+    It goes on from the node's checkpoint; without one, from the start.
+    """
+    setup, saved = self._setup, self._saved[node]
     machine = setup.strategy.make_node(node, setup.num_nodes, setup.seed)
     self._machines[node] = machine
-    self._members.introduce(node)
+    machine.restore(saved.machine)
+    machine.on_restart(saved.step, self._recorded_mass[node])
+    if not self._is_collective:  # All nodes of an all-reduce take part.
+      self._members.introduce(node)
     return machine
 
   def _ask_to_join(
     self, node: int, time: float, actions: gossip.Actions
   ) -> None:
-    """A joiner asks for weights; if no node is up, it starts from scratch."""
+    """A joiner asks for weights; if no node can help, it starts anew."""
     if not actions:
-      self._restart(node, time, _START)
+      self._restart(node, time)
       self._begin_step(node, time)
       return
     (question,) = actions
@@ -504,6 +551,7 @@ class PeerLoop:
     if life != self._life[node]:
       return
     if peer == gossip.CENTRE:
+      assert self._centre is not None
       self._centre.ask(node, time, life, JOIN_REPLIED)
       return
     reply = _Reply(peer, gossip.Outcome.UNREACHABLE)
@@ -511,20 +559,24 @@ class PeerLoop:
     if self._is_up[peer]:
       reply = _Reply(peer, _TAKEN, self._version[peer], self._step[peer])
       arrival += self._transfer
+    else:
+      arrival += self._setup.detection_seconds
     self._schedule(arrival, node, JOIN_REPLIED, (life, [reply]))
 
   def _finish_join(
     self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
   ) -> None:
-    """A joiner gets weights, if it is still alive, or asks the next peer."""
+    """A joiner has an answer, if it is still alive, or asks the next peer."""
     life, (reply,) = data
     if life != self._life[node]:
       if reply.outcome == _TAKEN:
         self._rows += _rows.pack_lost(reply.peer, node, reply, time, time)
       return
     machine = self._machines[node]
-    actions = machine.on_join_reply(reply)
     if reply.outcome != _TAKEN:
+      self._members.find_dead(node, reply.peer)
+    actions = machine.on_join_reply(reply)
+    if not actions or isinstance(actions[0], _Ask):
       self._ask_to_join(node, time, actions)
       return
     self._enter(node)

@@ -237,7 +237,7 @@ def _predict_peers(
   if not len(trace.steps):
     raise ValueError('A prediction needs steps; the trace has none.')
   num_nodes = trace.num_workers
-  times, firsts, failures = [], [], []
+  times, firsts = [], []
   origin = float(np.min(trace.steps['start_time']))
   of_all = trace.steps['end_time'] - trace.steps['start_time']
   of_all = of_all[of_all > 0]
@@ -252,7 +252,6 @@ def _predict_peers(
     first = gaps[is_step & is_first & (gaps > 0)]
     times.append(later if len(later) else of_all)
     firsts.append(first[0] if len(first) else times[-1].mean())
-    failures += _list_deaths(own, node, origin)
   waits = traces.statistics.keep_first_of_mix(trace.mixes)
   latency = _measure_latency(waits, num_nodes)
   questions = trace.of_kind(traces.Kind.LOST)
@@ -265,7 +264,7 @@ def _predict_peers(
     num_gradients=int(trace.steps['step'].max()) * num_nodes,
     compute=_times.resampled(times, [firsts]),
     network=_network.Network(latency=latency),
-    failures=failures,
+    failures=_list_deaths(trace, origin),
     batch=int(trace.header.get('batch') or 1),
     detection_seconds=max(0.0, detection - 2 * latency),
     checkpoint_seconds=float(trace.header.get('checkpoint_seconds', np.inf)),
@@ -273,21 +272,19 @@ def _predict_peers(
   )
 
 
-def _list_deaths(
-  own: np.ndarray, node: int, origin: float
-) -> list[_failures.Failure]:
-  """The times at which a node died, and came back if it did."""
-  kinds, ends = own['kind'], own['end_time'] - origin
+def _list_deaths(trace: traces.Trace, origin: float) -> list[_failures.Failure]:
+  """Deaths of nodes, each until the node came back, if it did."""
+  records, is_death, is_return = traces.statistics.find_deaths(trace)
+  times = records['end_time'] - origin
   failures = []
-  for index in range(len(own)):
-    is_last = index == len(own) - 1
-    if kinds[index] in (traces.Kind.END, *_RETURNS) or ends[index] <= 0:
-      continue
-    if is_last:
-      failures.append(_failures.Failure(float(ends[index]), node))
-    elif kinds[index] == traces.Kind.LEAVE or kinds[index + 1] in _RETURNS:
-      back = max(float(ends[index + 1]), np.nextafter(ends[index], np.inf))
-      failures.append(_failures.Failure(float(ends[index]), node, back))
+  up_since: dict[int, float] = {}  # It cannot die again before it is back.
+  for index in np.flatnonzero(is_death & (times > 0)).tolist():
+    node = int(records['replica'][index])
+    since, until = max(float(times[index]), up_since.get(node, 0.0)), np.inf
+    if np.any(is_return[index + 1 : index + 2]):
+      until = max(float(times[index + 1]), np.nextafter(since, np.inf))
+    failures.append(_failures.Failure(since, node, until))
+    up_since[node] = until
   return failures
 
 

@@ -7,10 +7,10 @@ tuples that are put into arrays later.
 
 from collections.abc import Sequence
 import struct
+from typing import Any
 
 import numpy as np
 
-from jasgd import gossip
 from jasgd import traces
 
 _CODES = {'|u1': 'B', '<i4': 'i', '<i8': 'q', '<f8': 'd'}
@@ -71,12 +71,24 @@ pack = _NODES.pack
 def pack_lost(
   sender: int,
   receiver: int,
-  sent: gossip.Message | gossip.Reply,
+  sent: Any,
   start: float,
   end: float,
   mass: float = 0.0,
 ) -> bytes:
-  """The row of a message, or a question, that a dead node did not get."""
+  """The row of a message, a question or a force that was not taken.
+
+  Args:
+    sender: Number of the node that sent it.
+    receiver: Number of the node that did not take it, or `traces.SERVER`.
+    sent: The message, with the sender's `step` and `version`.
+    start: Time when it was sent.
+    end: Time when it was lost.
+    mass: Mass that was lost with it.
+
+  Returns:
+    The row.
+  """
   return pack(
     *(traces.Kind.LOST, sender, receiver, 0, sent.step, 0, sent.version),
     *(0, 0.0, 0.0, mass, start, end),
@@ -102,4 +114,8 @@ def make_records(rows: bytearray) -> np.ndarray:
   replica, source = columns['replica'], columns['source']
   records['worker'] = np.where(replica < 0, source, replica)
   records['updates'] = np.isin(kind, _CHANGES)
+  is_restart = kind == traces.Kind.RESTART
+  for node in np.unique(replica[is_restart]):
+    is_own = replica == node
+    records['incarnation'][is_own] = np.cumsum(is_restart[is_own])
   return records

@@ -117,8 +117,10 @@ def simulate(
   """
   compute = _times.constant(1.0) if compute is None else compute
   network = _network.Network() if network is None else network
-  if num_workers is None:
-    num_workers = getattr(strategy, 'num_learners', None)
+  gossip.check_strategy(strategy)
+  if num_workers is None and strategy.has_server:
+    protocol: Any = strategy
+    num_workers = protocol.num_learners
   check_simulation(
     strategy,
     num_workers=num_workers,

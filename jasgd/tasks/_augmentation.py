@@ -10,6 +10,7 @@ from jasgd import protocols
 
 AUGMENTATIONS: tuple[str, ...] = ('flip_crop', 'none')
 
+_PADDING = 4  # Largest shift of a crop, in pixels.
 _AUGMENTATION = 0x61756769  # Makes its random key differ from the loss's key.
 
 
@@ -41,22 +42,19 @@ def augment_images(
   protocols.check_choice('augment', augment, AUGMENTATIONS)
   if augment == 'none':
     return images
-  return flip_and_crop(jax.random.fold_in(key, _AUGMENTATION), images, fill)
+  return _flip_and_crop(jax.random.fold_in(key, _AUGMENTATION), images, fill)
 
 
-def flip_and_crop(
-  key: jax.Array, images: jax.Array, fill: Any = 0, padding: int = 4
-) -> jax.Array:
-  """Mirrors each image with probability 1/2, and shifts it by up to `padding`.
+def _flip_and_crop(key: jax.Array, images: jax.Array, fill: Any) -> jax.Array:
+  """Mirrors each image with probability 1/2, and shifts it by up to 4 pixels.
 
-  The shift is a crop of the image with `padding` pixels around it, uniform over
-  all crops. Flip and shift are drawn for each image separately.
+  The shift is a crop of the image with 4 pixels around it, uniform over all
+  crops. Flip and shift are drawn for each image separately.
 
   Args:
     key: Random key.
     images: Array [batch, height, width, channels] of any dtype.
     fill: Pixel value outside an image: a number, or one per channel.
-    padding: Largest shift, in pixels.
 
   Returns:
     Images of the same shape and dtype.
@@ -67,13 +65,13 @@ def flip_and_crop(
   """
   batch, height, width, channels = images.shape
   shift_key, flip_key = jax.random.split(key)
-  shifts = jax.random.randint(shift_key, (batch, 2), 0, 2 * padding + 1)
+  shifts = jax.random.randint(shift_key, (batch, 2), 0, 2 * _PADDING + 1)
   flips = jax.random.bernoulli(flip_key, 0.5, (batch,))
   padded = jnp.broadcast_to(
     jnp.asarray(fill, images.dtype),
-    (batch, height + 2 * padding, width + 2 * padding, channels),
+    (batch, height + 2 * _PADDING, width + 2 * _PADDING, channels),
   )
-  padded = lax.dynamic_update_slice(padded, images, (0, padding, padding, 0))
+  padded = lax.dynamic_update_slice(padded, images, (0, _PADDING, _PADDING, 0))
 
   def crop(image: jax.Array, shift: jax.Array, flip: jax.Array) -> jax.Array:
     part = lax.dynamic_slice(

@@ -9,8 +9,8 @@ shards          samples of a learner
 ==============  ==============================================================
 
 The division belongs to the task and is drawn from the task's seed. The order in
-which a learner goes through its shard is drawn from the run's seed. A learner
-with a number of num_learners or more, which replaced another one, shares the
+which a learner reads its shard is drawn from the run's seed. A learner that
+replaced another one may have a number of num_learners or more; it shares the
 shard of learner % num_learners, in a different order.
 """
 

@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
   MIX = 3  # Weights of another replica were mixed into this one.
   MOVE = 4  # The centre moved by the force of a node.
   MEAN = 5  # This node's part in an average over all nodes (all-reduce).
-  LOST = 6  # A message, or a question, that a dead node did not get.
+  LOST = 6  # What was sent to a dead node; a force that the centre refused.
   JOIN = 7  # A worker came. A node that joins late mixes next, if it can.
   LEAVE = 8  # A worker left, or was lost.
   RESTART = 9  # The replica's owner came back with earlier weights.

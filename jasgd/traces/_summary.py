@@ -185,7 +185,6 @@ def format_summary(summary: Summary, max_workers: int = 10) -> str:
     mixes      0
     speed-up   1 with 2 workers, against the fastest of them alone
     lead       at most 1 gradients, 0 at the end
-    deaths     2, returns 0; 0 messages lost, 0 questions refused
     worker  gradients  mixes  busy  waiting   sent  received
          0          1      0   50%       0%      0         0
          1          1      0  100%       0%      0         0

@@ -152,6 +152,12 @@ class Trace:
     is_peers |= (kinds == _schema.Kind.JOIN) & (self.records['replica'] >= 0)
     return not np.any(is_peers)
 
+  @property
+  def is_recorded(self) -> bool:
+    """Whether real processes recorded the run; otherwise it is simulated."""
+    header = self.header
+    return bool(header.get('is_recorded')) or 'num_present' in header
+
   @functools.cached_property
   def num_workers(self) -> int:
     """Number of learners or nodes: the header's, or more if more were seen.
@@ -259,7 +265,7 @@ class Trace:
     # A gradient that the protocol took is recorded as applied, and is pending
     # if the update that it was taken for was never made.
     is_pending = (fate == protocols.Fate.APPLIED) & (
-      self.clock >= self._find_last_version()
+      self.clock >= self._find_last_versions()
     )
     is_pending &= self._column('kind') == _schema.Kind.PUSH
     return _freeze(np.where(is_pending, protocols.Fate.PENDING, fate))
@@ -406,11 +412,24 @@ class Trace:
     is_restart &= self.records['updates'] == 0
     return np.flatnonzero(is_restart & (self.records['replica'] < 0))
 
-  def _find_last_version(self) -> int:
-    """The server's version at the end."""
-    is_server = (self.records['replica'] == _schema.SERVER) & ~self.is_void
+  def _find_last_versions(self) -> int | np.ndarray:
+    """The version at the end of the replica that each gradient was pushed to.
+
+    A number if the server has one replica. Of a STEP it has no meaning.
+    """
+    is_server = (self.records['replica'] < 0) & ~self.is_void
     indices = np.flatnonzero(is_server)
-    return int(self.records['version'][indices[-1]]) if len(indices) else 0
+    if not len(indices):
+      return 0
+    replicas = self.records['replica'][indices]
+    versions = self.records['version'][indices]
+    if np.all(replicas == replicas[-1]):
+      return int(versions[-1])
+    # The server is divided into fragments, each with versions of its own. Of
+    # each, the first in reverse order is the last one.
+    numbers, last = np.unique(replicas[::-1], return_index=True)
+    own = np.searchsorted(numbers, self._column('replica'))
+    return versions[::-1][last][np.minimum(own, len(numbers) - 1)]
 
   @functools.cached_property
   def _gradients(self) -> slice | np.ndarray:

@@ -5,6 +5,7 @@ have an entry for each of `trace.num_workers`. 0 divided by 0 is NaN.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,17 @@ class Traffic:
   num_received: np.ndarray
   sent: np.ndarray | None  # Bytes.
   received: np.ndarray | None  # Bytes.
+
+
+class NodeRecords(NamedTuple):
+  """The records that nodes made, node by node: arrays of one length.
+
+  A record in `is_return` follows directly on one in `is_death`.
+  """
+
+  records: np.ndarray
+  is_death: np.ndarray  # The node's last record before its death.
+  is_return: np.ndarray  # The node's first record after its death.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -509,38 +521,104 @@ def measure_lags(trace: _trace.Trace) -> np.ndarray:
   return mixes['step'] - mixes['source_step']
 
 
-def count_deaths(trace: _trace.Trace) -> Deaths:
-  """Counts the deaths of nodes, and the mass that was lost.
+def find_deaths(trace: _trace.Trace) -> NodeRecords:
+  """Finds the deaths of nodes, and their returns.
 
-  A real node cannot record its own death: a node whose records stop, or go on
-  with a RESTART or JOIN, without an END before, has died. Lost mass is what
-  nodes began with, 1 each but for joiners, minus what they ended with: messages
-  that a node had received and not mixed when it died are in no record.
+  A simulated node records its own death, as a LEAVE. A real node cannot. It
+  has died without having ended:
+
+  - if its records go on with a RESTART or JOIN;
+  - or if they stop, and others went on for longer than it ever took from one
+    record to the next, or all others have ended since then.
+
+  Otherwise it may be at work still. (The RESTART of a simulated all-reduce is
+  no return, but of the node that died: all nodes go back to a checkpoint then.)
 
   Args:
-    trace: A trace of nodes, up to its end.
+    trace: A trace of nodes.
 
   Returns:
-    The counts.
+    The records of nodes, with deaths and returns.
+
+  Examples:
+    >>> from jasgd import traces
+    >>> records = traces.make_records(  # Node 1 stops at 2.
+    ...   kind=traces.Kind.STEP,
+    ...   worker=[0, 1, 0, 1, 0],
+    ...   end_time=[1, 1, 2, 2, 9],
+    ... )
+    >>> trace = traces.Trace(records, {'is_recorded': True})
+    >>> found = traces.statistics.find_deaths(trace)
+    >>> print(found.records['replica'], found.is_death)
+    [0 0 0 1 1] [False False False False  True]
   """
-  records = trace.records
+  records = np.asarray(trace.records)
   # A LOST may be in the file of its receiver.
   is_own = (records['replica'] >= 0) & (records['kind'] != _Kind.LOST)
   records = records[is_own]
   records = records[np.argsort(records['replica'], kind='stable')]
+  kind, node = records['kind'], records['replica']
+  follows = np.diff(node, prepend=-1) == 0  # A record of the same node.
+  is_restart = kind == _Kind.RESTART
+  # A node without a checkpoint may have both, one after the other.
+  is_join = (kind == _Kind.JOIN) & ~(follows & _shift(is_restart))
+  is_back = follows & (is_restart | is_join)
+  is_death = kind == _Kind.LEAVE
+  if trace.is_recorded:
+    is_silent = _find_silent(records, follows)
+    is_death |= (is_silent | _shift(is_back, -1)) & (kind != _Kind.END)
+  return NodeRecords(records, is_death, is_back & _shift(is_death))
+
+
+def _find_silent(records: np.ndarray, follows: np.ndarray) -> np.ndarray:
+  """Whether each record is its node's last, and the node would have gone on."""
+  node, times = records['replica'], records['end_time']
+  num_nodes = int(node.max(initial=-1)) + 1
+  longest = np.full(num_nodes, np.nan)
+  gaps = np.diff(times, prepend=times[:1])
+  np.fmax.at(longest, node[follows], gaps[follows])
+  # Of a node with one record, only the time that this one took is known.
+  first, seconds = node[~follows], (times - records['start_time'])[~follows]
+  longest[first] = np.where(np.isnan(longest[first]), seconds, longest[first])
+  is_last = ~_shift(follows, -1)
+  # Nodes that have not ended, and whether this node is the only one.
+  is_open = is_last & (records['kind'] != _Kind.END)
+  is_alone = is_open & (np.count_nonzero(is_open) == 1)
+  silence = np.fmax.reduce(times, initial=-np.inf) - times
+  return is_last & (silence > np.where(is_alone, 0.0, longest[node]))
+
+
+def _shift(flags: np.ndarray, places: int = 1) -> np.ndarray:
+  """The flag of the record before, or after for -1; False where is none."""
+  shifted = np.zeros_like(flags)
+  if places > 0:
+    shifted[1:] = flags[:-1]
+  else:
+    shifted[:-1] = flags[1:]
+  return shifted
+
+
+def count_deaths(trace: _trace.Trace) -> Deaths:
+  """Counts the deaths of nodes, see `find_deaths`, and the mass that was lost.
+
+  Lost mass is what nodes began with, 1 each but for joiners, minus what those
+  that did not die have at the last. Messages that a node had received and not
+  mixed when it died are in no record; messages on their way at the end of the
+  trace count as lost.
+
+  Args:
+    trace: A trace of nodes.
+
+  Returns:
+    The counts.
+  """
+  records, is_death, is_return = find_deaths(trace)
   kind, node, mass = (records[name] for name in ('kind', 'replica', 'mass'))
   is_first = np.diff(node, prepend=-1) != 0
-  is_last = np.diff(node, append=-1) != 0
-  is_restart = kind == _Kind.RESTART
-  is_join = kind == _Kind.JOIN
-  # A node without a checkpoint may have both, one after the other.
-  is_restarted = np.append(np.zeros(min(1, len(kind)), bool), is_restart[:-1])
-  is_return = (is_restart | is_join & ~is_restarted) & ~is_first
-  is_end = is_last | np.append(is_return[1:], np.zeros(min(1, len(kind)), bool))
-  is_death = is_end & (kind != _Kind.END)
-  is_joiner = is_first & is_join
-  initial = float(np.count_nonzero(is_first & ~is_joiner) if mass.any() else 0)
-  lost = initial - mass[is_last & (kind == _Kind.END)].sum()
+  is_last = ~_shift(~is_first, -1)
+  is_member = is_first & (kind != _Kind.JOIN)
+  initial = float(np.count_nonzero(is_member) if mass.any() else 0)
+  lost = initial - mass[is_last & ~is_death].sum()
   if abs(lost) < _ROUNDING * initial:
     lost = 0.0
   return Deaths(

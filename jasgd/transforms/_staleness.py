@@ -24,8 +24,8 @@ def resolve_staleness(
     read_clock: Clock of the weights that the gradient was computed on, or None.
 
   Returns:
-    Staleness tau. A negative jax array counts as 0: to refuse it, its value
-    would have to be waited for.
+    Staleness tau. A negative jax array counts as 0; raising an error would mean
+    waiting for its value.
 
   Raises:
     ValueError: if neither is given, or a concrete value is out of range.

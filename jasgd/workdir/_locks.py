@@ -63,7 +63,7 @@ def is_held(workdir: _files.Path, role: str) -> bool:
     role: Name of the role, as in `hold_workdir`.
 
   Returns:
-    Whether `hold_workdir` would wait.
+    Whether `hold_workdir` would have to wait.
   """
   path = _paths.Workdir(workdir).root / f'{role}.lock'
   if not path.exists():

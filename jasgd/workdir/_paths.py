@@ -104,8 +104,8 @@ def open_workdir(path: _files.Path, config: dict[str, Any]) -> Workdir:
     The paths in the folder.
 
   Raises:
-    WorkdirError: if the folder holds a run with another config, is a file, or
-      cannot be written to.
+    WorkdirError: if the folder holds a run with another config, or one of
+      another version of jasgd, is a file, or cannot be written to.
     ValueError: if the config is no JSON-serialisable dict.
 
   Examples:
@@ -147,10 +147,19 @@ def open_workdir(path: _files.Path, config: dict[str, Any]) -> Workdir:
   return workdir
 
 
-def _check_same_config(
-  name: str, found: dict[str, Any], given: dict[str, Any]
-) -> None:
+def _check_same_config(name: str, found: Any, given: dict[str, Any]) -> None:
   """Raises a WorkdirError if the folder's config differs from the given one."""
+  names = found.keys() if isinstance(found, dict) else ()
+  unknown = sorted({*names} - {*given})
+  missing = sorted({*given} - {*names})
+  if unknown or missing:
+    clauses = [f'has {", ".join(unknown)}'] if unknown else []
+    clauses += [f'lacks {", ".join(missing)}'] if missing else []
+    raise _files.WorkdirError(
+      f'The workdir {name} holds a run of another kind, or of another version '
+      f'of jasgd: its config {" and ".join(clauses)}. Give another workdir, or '
+      'use the program that wrote it.'
+    )
   differences = list(_find_differences(found, given))
   if differences:
     raise _files.WorkdirError(

@@ -348,7 +348,8 @@ def _train(
   try:
     return experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
   except experiment.RunError:
-    if config.strategy.name != 'allreduce':
+    strategy: Any = config.make_strategy()
+    if strategy.has_server or not strategy.is_collective:
       raise
   return experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
 

@@ -140,12 +140,9 @@ def _make_mixes(
   nodes, replicated = jax.P('nodes'), jax.P()
 
   def compile_mix(strategy: gossip.PeerStrategy) -> Callable[[Any, int], Any]:
-    has_key = isinstance(getattr(strategy, 'peers', None), str)
-
     def mix(x: Any, step: Any) -> Any:
-      return gossip.mix(
-        x, 'nodes', strategy, step=step, key=key if has_key else None
-      )
+      # Only random peers are drawn with the key.
+      return gossip.mix(x, 'nodes', strategy, step=step, key=key)
 
     if runner == 'pmap':
       return jax.pmap(mix, 'nodes', in_axes=(0, None), donate_argnums=0)

@@ -1,4 +1,4 @@
-"""Nodes that train in one program, and the same by hand."""
+"""Experiments with nodes in one program, and their checks by hand."""
 
 import functools
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ def make_program(task, optimizer, strategy, **arguments):
 
 
 def run(program, num_steps):
-  """Some steps: the state, and the losses of each, [num_steps, num_nodes]."""
+  """Makes steps; returns the state and losses [num_steps, num_nodes]."""
   state, found = program.init(), []
   for _ in range(num_steps):
     state, losses = program.step(state)
@@ -61,7 +61,7 @@ def run(program, num_steps):
 
 
 def get_params(program, state):
-  """The weights of all nodes, of push-sum times their masses."""
+  """The weights of all nodes; with push-sum, times their masses."""
   return program.fetch(state).node.params
 
 
@@ -87,11 +87,11 @@ def get_gradients(task, params, step):
 
 
 class _Network(linen.Module):
-  """With batch normalisation."""
+  """A network with batch normalisation."""
 
   @linen.compact
   def __call__(self, images, train):
-    # A bias here would have no gradient but rounding, which Adam makes large.
+    # No bias: its gradient would be rounding alone, which Adam would amplify.
     hidden = linen.Dense(16, use_bias=False)(images)
     hidden = linen.BatchNorm(use_running_average=not train)(hidden)
     return linen.Dense(3)(linen.relu(hidden))
@@ -108,11 +108,11 @@ def make_network_task(batch=16):
   )
 
 
-# --- What must be so under every runner: an experiment, and its check.
+# --- Experiments, and checks that must hold under every runner.
 
 
 class Experiment(NamedTuple):
-  """Some steps on the quadratic."""
+  """Options of a training on the quadratic."""
 
   strategy: gossip.PeerStrategy
   optimizer: str = 'sgd'
@@ -120,18 +120,18 @@ class Experiment(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What came out."""
+  """Result of an experiment."""
 
-  params: Any  # Of all nodes.
+  params: Any  # Params of all nodes.
   losses: Any  # [num_steps, num_nodes]
-  centre: Any  # None: there is none.
-  mean: Any  # Of the nodes' params.
+  centre: Any  # None if there is no centre.
+  mean: Any  # Mean of the nodes' params.
 
 
 def list_experiments():
-  """By their names."""
+  """All experiments by name."""
   complete = gossip.Pull(peers=gossip.topologies.complete(NUM_NODES))
-  rate = 0.8 / NUM_NODES  # That of Jin et al.
+  rate = 0.8 / NUM_NODES  # The rate of Jin et al.
   found = {}
   for name in OPTIMIZERS:
     found[f'all-reduce, {name}'] = Experiment(gossip.AllReduce(), name, 20)
@@ -163,11 +163,11 @@ def run_experiment(name, runner='vmap'):
 
 
 def check_full_averaging(get, optimizer):
-  """That with everybody is all-reduce, where updates are linear in gradients.
+  """Gossip on a complete graph is all-reduce, if updates are linear.
 
   Args:
-    get: From the name of an experiment to its outcome.
-    optimizer: Its name.
+    get: Function from the name of an experiment to its outcome.
+    optimizer: Name of the optimizer.
   """
   one, other = get(f'all-reduce, {optimizer}'), get(f'complete, {optimizer}')
   start = make_start(make_quadratic())
@@ -176,7 +176,7 @@ def check_full_averaging(get, optimizer):
       outcome.params, outcome.params[:1].repeat(NUM_NODES, 0), rtol=1e-4
     )
     assert np.abs(outcome.params - start).max() > 0.1
-  if optimizer == 'adam':  # The mean of updates is no update of the mean.
+  if optimizer == 'adam':  # Not linear in gradients: the two differ.
     assert np.abs(one.params - other.params).max() > 0.01
     return
   np.testing.assert_allclose(one.losses, other.losses, rtol=1e-4, atol=1e-5)
@@ -184,7 +184,7 @@ def check_full_averaging(get, optimizer):
 
 
 def check_elastic(get, order, period):
-  """It is two lines: e = rate (x - c); x -= e, c += the sum of e."""
+  """Elastic averaging is e = rate (x - c); x -= e, c += the sum of e."""
   task, name = make_quadratic(), f'elastic, {order}, {period}'
   experiment, outcome = list_experiments()[name], get(name)
   rate = experiment.strategy.rate
@@ -201,12 +201,12 @@ def check_elastic(get, order, period):
   np.testing.assert_allclose(outcome.params, x, atol=1e-5)
   np.testing.assert_allclose(outcome.centre, c, atol=1e-5)
   assert np.abs(c - make_start(task)).max() > 0.05
-  # Of the nodes alone.
+  # The mean is over the nodes, without the centre.
   np.testing.assert_allclose(outcome.mean, x.mean(axis=0), atol=1e-5)
 
 
 def check_rate_0(get, order, period):
-  """Everybody on its own, and the centre where it was."""
+  """With rate 0 nodes train alone, and the centre does not move."""
   task, name = make_quadratic(), f'rate 0, {order}, {period}'
   outcome, params = get(name), make_starts(task)
   for step in range(list_experiments()[name].num_steps):

@@ -1,4 +1,4 @@
-"""Trains on several devices, and saves what came out.
+"""Trains on several devices, and saves the results.
 
 python -m tests.engine.device_program FILE                    # All runners.
 python -m tests.engine.device_program FILE ADDRESS PROCESS    # One of two.
@@ -27,7 +27,7 @@ _OPTIMIZERS = (optax.sgd(0.05, 0.9), optax.adam(0.02))
 
 
 class Case(NamedTuple):
-  """A strategy, with an optimizer, and the dtype of what is sent."""
+  """Options of a training: strategy, optimizer, dtype of messages."""
 
   strategy: gossip.PeerStrategy
   optimizer: optax.GradientTransformation
@@ -37,20 +37,20 @@ class Case(NamedTuple):
 CASES = {
   name: Case(strategy, _OPTIMIZERS[index % 2])
   for index, (name, strategy) in enumerate(device_cases.STRATEGIES.items())
-  if name != 'Elastic, a3'  # The order is no matter of devices.
+  if name != 'Elastic, a3'  # The order has no effect on messages.
 }
-# Those whose gradients, weights, or weights times masses are sent.
+# Strategies that send gradients, weights, and weights times masses.
 NARROW = ('AllReduce', 'Pull', 'PushSum')
 CASES |= {
   f'{name}, bfloat16': CASES[name]._replace(dtype=jnp.bfloat16)
   for name in NARROW
 }
-# Run each time: one that adds up over all, and one that sends to peers.
+# Cases of the fast tests: one with a sum over all nodes, one with peers.
 QUICK = ('local SGD', 'Push')
-IS_QUICK = 'JASGD_TEST_QUICK'  # A variable of the environment.
-# All ways to send.
+IS_QUICK = 'JASGD_TEST_QUICK'  # Name of an environment variable.
+# Strategies that use all kinds of collectives.
 EXPLICIT = ('AllReduce', 'Elastic, easgd', 'Pull', 'PushSum')
-# What each of two processes says to it.
+# Arguments that each of two processes refuses.
 REFUSED = {
   'pmap': {'runner': 'pmap'},
   'few nodes': {'runner': 'shard_map', 'num_nodes': 6},
@@ -88,7 +88,7 @@ def main(path, address=None, process=None):
 
 
 def train(name, runner, prefix, mesh=None):
-  """Some steps of a network, saved and restored on the way."""
+  """Trains a network; its state is saved and restored after three steps."""
   case = CASES[name]
   program = engine.make_device_program(
     device_cases.make_network_task(),
@@ -129,7 +129,7 @@ def train(name, runner, prefix, mesh=None):
 
 
 def train_on_explicit_meshes():
-  """As `jax.make_mesh` makes them."""
+  """Trains on meshes with explicit axes, the default of `jax.make_mesh`."""
   found = {}
   mesh = jax.make_mesh((NUM_NODES,), ('x',))
   assert mesh.axis_types == (jax.sharding.AxisType.Explicit,)
@@ -142,7 +142,7 @@ def train_on_explicit_meshes():
 
 
 def make_large_tree(process):
-  """So much that two of them are averaged in shares, which do not divide."""
+  """Arrays so large that they are averaged in shares, of unequal sizes."""
   rng = np.random.default_rng(process)
   return {
     'wide': jnp.float32(rng.normal(size=2**19 + 3)),
@@ -151,7 +151,7 @@ def make_large_tree(process):
 
 
 def average_processes():
-  """The mean of what two processes have, as an all-reduce computes it."""
+  """The mean of the trees of two processes, as an all-reduce computes it."""
   devices = [jax.local_devices(process)[0] for process in range(2)]
   mesh = jax.sharding.Mesh(np.array(devices), ('nodes',))
   average = engine.make_group_average(mesh)
@@ -160,7 +160,7 @@ def average_processes():
 
 
 def find_refusal(arguments):
-  """What is said by a program that cannot be made, or does not work."""
+  """Error message of a program that cannot be made or run; else ''."""
   arguments = {'num_nodes': NUM_NODES} | arguments
   try:
     program = device_cases.make_program(

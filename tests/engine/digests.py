@@ -82,9 +82,12 @@ def _gossip(strategy, header=(), latency=0.1, **arguments):
 
 
 def _restart_within_a_group():
-  """A server restarts; of the group that was half filled, one gradient is left.
+  """A server restarts; one gradient of an incomplete group is kept.
 
-  Groups are of three. Record 20 is the last but one of a group.
+  Groups are of three. Record 20 is the last but one of a group. After the
+  restart learners compute other minibatches than before: otherwise the void
+  record would be made again, and the weights would be those of the same run
+  without a restart, so that the digest showed less.
   """
   trace = _serve(protocols.softsync(2))
   records = np.array(trace.records)
@@ -97,13 +100,14 @@ def _restart_within_a_group():
   )
   again = records[19:].copy()
   again['incarnation'] = 1
+  again['step'] += 1
   return traces.Trace(
     np.concatenate([records[:20], restart, again]), trace.header
   )
 
 
 def _several_updates_per_call():
-  """Three updates by each call, but for the first ones."""
+  """Three updates by each call, except for the first updates."""
   trace = _serve(protocols.asynchronous(), 8, compute=simulation.constant(1.0))
   records = np.array(trace.records)
   records['group'][9:] = 1 + np.arange(len(records) - 9) // 3

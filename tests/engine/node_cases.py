@@ -1,4 +1,4 @@
-"""Strategies and tasks, and nodes that are run by hand as real ones are."""
+"""Strategies and tasks, and nodes whose real calls are made by hand."""
 
 import functools
 
@@ -63,7 +63,7 @@ def make_plan(trace, task=None, **arguments):
 def replay_until(
   task, optimizer, trace, until=None, get_rate=None, **arguments
 ):
-  """A finished `engine.Replay` that has come to some versions."""
+  """A finished `engine.Replay` that ends with some versions."""
   plan = make_plan(trace, task, until=until, get_rate=get_rate)
   replay = engine.Replay(task, optimizer, plan, **arguments)
   while not replay.is_done:
@@ -86,7 +86,7 @@ def get_gradient(params, node, step):
 
 @functools.cache
 def make_task():
-  """Logistic regression that keeps a mean, as batch normalisation does."""
+  """Logistic regression with a running mean, as in batch normalisation."""
   task = tasks.make_task('logistic', batch=8)
 
   def loss(params, stats, batch, key):
@@ -122,12 +122,12 @@ class RealNodes:
   """Makes the calls that real nodes and a real centre make, and records them.
 
   Attributes:
-    saved: What everybody had at each (node, version), on the host.
-    sent: The buffers that others got.
+    saved: (node, version) -> its whole state, on the host.
+    sent: (node, version) -> buffer of the message with its weights.
   """
 
   def __init__(self, folder, optimizer, num_nodes, wire_dtype, get_rate=None):
-    """Everybody starts from the same weights."""
+    """Starts all nodes and the centre from the same weights."""
     self._task, self._folder = make_task(), folder
     self._num_nodes, self._get_rate = num_nodes, get_rate
     weights = self._task.init(jax.random.key(SEED, impl='threefry2x32'))
@@ -155,10 +155,10 @@ class RealNodes:
     for node in self._nodes:
       self._publish(node)
 
-  # --- What they do.
+  # --- Events.
 
   def step(self, node, read_version=None):
-    """One step, perhaps with a gradient of an older version."""
+    """A node makes a step, with a gradient of an older version if given."""
     if read_version is None:
       read_version = self.version[node]
     step = self.num_steps[node]
@@ -184,7 +184,7 @@ class RealNodes:
     self._note(node, Kind.STEP, read_version=read_version)
 
   def mix(self, node, others, own_weight):
-    """A mix with [(peer, version, weight)]."""
+    """A node mixes with others: [(peer, version, weight)]."""
     self.version[node] += 1
     first = own_weight
     for peer, version, weight in others:
@@ -200,7 +200,7 @@ class RealNodes:
       self._note(node, Kind.MIX, **fields)
 
   def join(self, node, peer):
-    """A node that has nothing takes another's weights."""
+    """A node joins with the weights of a peer."""
     self._note(node, Kind.JOIN)
     self.mix(node, [(peer, self.version[peer], 1.0)], 0.0)
 
@@ -216,7 +216,7 @@ class RealNodes:
     self._note(node, Kind.MIX, **fields)
 
   def move(self):
-    """The centre takes in the force that has waited longest."""
+    """The centre moves by the force that has waited longest."""
     node, version, rate, buffer = self._forces.pop(0)
     parts = self._layout.view(buffer)
     made = self._functions.move_centre(self._nodes[CENTRE], parts, 1.0)
@@ -225,7 +225,7 @@ class RealNodes:
     self._note(CENTRE, Kind.MOVE, worker=node, own_weight=1.0, **fields)
 
   def restart(self, node, version, num_steps):
-    """A node was killed, and comes back from its checkpoint."""
+    """A node, or the centre, restarts from a checkpoint."""
     saved = jax.tree.map(jnp.array, self.saved[node, version])
     self.num_steps[node] = num_steps
     self._change(node, saved if node == CENTRE else engine.NodeState(*saved))
@@ -233,11 +233,11 @@ class RealNodes:
 
   @property
   def num_forces(self):
-    """Forces that are on the way."""
+    """Number of forces that the centre has not received."""
     return len(self._forces)
 
   def load(self):
-    """The trace, from files that each of them wrote."""
+    """The trace, from the files of all nodes and of the centre."""
     for node, rows in self._files.items():
       name = traces.get_file_name(node)
       records = np.zeros(len(rows), traces.RECORD)
@@ -249,7 +249,7 @@ class RealNodes:
         writer.append(records)
     return traces.Trace.load(self._folder)
 
-  # --- How it is kept.
+  # --- State and records.
 
   def _change(self, node, made):
     self._nodes[node] = made

@@ -1,4 +1,4 @@
-"""Replay against a few lines by hand: plain optax, large batches, means."""
+"""Replay against a few lines of plain optax, large batches and means."""
 
 import functools
 
@@ -46,7 +46,7 @@ def _distance(first, second):
 @pytest.mark.parametrize('optimizer', marks.slow_but(OPTIMIZERS, 'momentum'))
 @pytest.mark.parametrize('mode', marks.slow_but(['exact', 'fast'], 'fast'))
 def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
-  """Bit for bit in exact mode; fast fuses differently, and rounds so."""
+  """Exact mode has the same bits; the fast loop differs by rounding."""
   task = _make_task()
   trace = simulation.simulate(
     protocols.asynchronous(), num_workers=1, num_gradients=50
@@ -61,7 +61,7 @@ def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
     batch = task.batches(data, 3, 0, step)
     key = tasks.fold_key(3, 0, step)
     differentiate = jax.value_and_grad(task.loss, has_aux=True)
-    # With the loss: what else a program computes may change its rounding.
+    # With the loss: further outputs of a program may change its rounding.
     (loss, _), grads = differentiate(params, stats, batch, key)
     return grads, loss
 
@@ -73,8 +73,8 @@ def test_one_learner_is_a_plain_optax_loop(optimizer, mode):
   for step in range(50):
     grads, _ = get_gradient(params, step, task.data)
     params, opt_state = update(params, opt_state, grads)
-  # Adam divides, and a program that reads its gradient from a flat buffer is
-  # another one to the compiler, which may round a division in another way.
+  # Adam divides. A program that reads its gradient from a flat buffer is
+  # compiled differently, and may round a division differently.
   if mode == 'exact' and optimizer is not OPTIMIZERS['adam']:
     trees.assert_same_bits(result.params, params)
   assert _distance(result.params, params) < 1e-5
@@ -181,10 +181,10 @@ def test_all_reduce_is_one_large_batch(optimizer, mode):
   'optimizer', marks.slow_but(node_cases.OPTIMIZERS, 'momentum', 'adam')
 )
 def test_full_averaging_is_all_reduce_but_for_adam(optimizer):
-  """From an equal start; Adam divides each node's gradient by its own size."""
+  """From an equal start. Adam normalises the gradient of each node alone."""
   full = node_cases.simulate(
     gossip.Pull(peers=gossip.topologies.complete(node_cases.NUM_NODES)),
-    network=simulation.Network(latency=0.1),  # All step before anybody mixes.
+    network=simulation.Network(latency=0.1),  # All nodes step before any mix.
   )
   first, second = (
     jasgd.replay(
@@ -198,7 +198,7 @@ def test_full_averaging_is_all_reduce_but_for_adam(optimizer):
 
 
 def test_local_sgd_averages_weights():
-  """A step on their own, one more, and the mean: by hand."""
+  """Two steps of each node alone, then the mean of all."""
   result = jasgd.replay(
     node_cases.make_plain_task(),
     node_cases.MOMENTUM,
@@ -225,7 +225,7 @@ def test_local_sgd_averages_weights():
 def test_an_all_reduce_that_goes_back_ends_as_if_nothing_had_happened(
   mode, period
 ):
-  """A node dies; all of them make the same steps again."""
+  """A node dies, and all nodes make the same steps again."""
   results = [
     jasgd.replay(
       node_cases.make_plain_task(),
@@ -247,8 +247,8 @@ def test_an_all_reduce_that_goes_back_ends_as_if_nothing_had_happened(
   trees.assert_same_bits(result.opt_states, plain.opt_states)
 
 
-def test_an_all_reduce_that_some_did_not_write_down():
-  """They were killed: it is left out, unless somebody went on from it."""
+def test_an_all_reduce_that_some_members_did_not_record():
+  """A broken all-reduce is left out, unless a later version needs it."""
   trace = node_cases.simulate(gossip.AllReduce(), num_steps=3)
   whole = jasgd.replay(node_cases.make_plain_task(), node_cases.SGD, trace)
   records = trace.records

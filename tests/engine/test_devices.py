@@ -1,4 +1,4 @@
-"""What is common to all nodes that train in one program; under vmap."""
+"""Properties of every strategy in one program, under vmap."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
 @pytest.mark.parametrize(
   'name', marks.slow_but(device_cases.STRATEGIES, 'Elastic, easgd', 'Pull')
 )
-def test_it_learns_and_goes_on_from_what_was_saved(name):
+def test_every_strategy_learns_and_resumes(name):
   task, num_traces = device_cases.make_quadratic(noise=0.1), 0
 
   def count_and_measure(*arguments):
@@ -49,7 +49,7 @@ def test_it_learns_and_goes_on_from_what_was_saved(name):
     assert held.step == 40
     ends.append((program.fetch(held), np.asarray(losses)))
   jax.tree.map(np.testing.assert_array_equal, *ends)
-  # What was saved is still what it was, whatever was donated.
+  # Donated steps have not changed the saved arrays.
   jax.tree.map(np.testing.assert_array_equal, arrays, kept)
   assert num_traces == first_traces > 0  # Nothing is compiled twice.
   start = tasks.evaluate(task, jnp.asarray(device_cases.make_start(task)), {})[
@@ -68,7 +68,7 @@ def test_it_learns_and_goes_on_from_what_was_saved(name):
   ),
 )
 def test_statistics_are_mixed_like_weights(name):
-  """Push-sum divides updates by the mass, and has a test of its own."""
+  """Without push-sum, which divides updates by the mass: see its own test."""
   program = device_cases.make_program(
     twins.make_task(), twins.OPTIMIZER, device_cases.STRATEGIES[name]
   )
@@ -106,7 +106,7 @@ def test_statistics_of_push_sum_are_held_times_the_mass():
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['Elastic, easgd', 'Pull', 'PushSum'])
 def test_batch_normalisation_learns(name):
-  """With the mean of the nodes' statistics, evaluated as they are."""
+  """Evaluation at the mean of the nodes, with the mean of the statistics."""
   task = device_cases.make_network_task()
   program = device_cases.make_program(
     task, optax.adam(0.02), device_cases.STRATEGIES[name]
@@ -140,7 +140,7 @@ def test_rates_follow_the_epochs_of_all_nodes():
   )
 
 
-def test_it_begins_where_it_is_told():
+def test_init_sets_the_first_weights():
   init = (np.full(10, 3.0, np.float32), {})
   program = device_cases.make_program(
     device_cases.make_quadratic(), device_cases.SGD, gossip.Pull(), init=init

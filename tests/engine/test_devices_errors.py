@@ -1,4 +1,4 @@
-"""What training on devices refuses, and how it says so."""
+"""Error messages of training on devices."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiler')
       {'strategy': gossip.Pairs()},
       "Pairs need peers='matching' or a symmetric .*, got 'independent'",
     ),
-    ({'strategy': 'pull'}, r"such as gossip.Pull\(\), got 'pull'"),
+    ({'strategy': 'pull'}, r"such as jasgd.gossip.Pull\(\), got 'pull'"),
     ({'seed': 2**31}, 'seed must be from 0 to 2.31 - 1, got 2147483648'),
   ],
 )

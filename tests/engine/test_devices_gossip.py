@@ -1,4 +1,4 @@
-"""Nodes that step and then mix with peers, against the same by hand."""
+"""Nodes that step and then mix with peers, against plain numpy."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -76,8 +76,8 @@ def test_push_sum_takes_gradients_at_the_quotient():
   ],
   ids=['DC-ASGD', 'decay', 'trust ratio'],
 )
-def test_push_sum_tells_the_optimizer_of_the_quotient(link):
-  """Which is the weights; what is held is a multiple of them."""
+def test_push_sum_passes_the_quotient_to_the_optimizer(link):
+  """The quotient is the weights; a node stores them times its mass."""
   task = device_cases.make_quadratic()
   topology = gossip.topologies.with_uniform_weights(
     gossip.topologies.star(device_cases.NUM_NODES)
@@ -101,7 +101,7 @@ def test_push_sum_tells_the_optimizer_of_the_quotient(link):
 
 
 def _apply(link, grad, params):
-  """What a link makes of a gradient that is not stale."""
+  """A transformation of a stale gradient, applied to a fresh one."""
   link = optax.with_extra_args_support(link)
   grad, params = jnp.asarray(grad), jnp.asarray(params)
   updates, _ = link.update(
@@ -111,7 +111,7 @@ def _apply(link, grad, params):
 
 
 def test_random_peers_depend_on_the_seed_alone():
-  """Without noise all gradients are equal, and nothing else is random."""
+  """Without noise, only the peers are random."""
   task = device_cases.make_quadratic(noise=0.0)
   start = device_cases.make_starts(task).astype(np.float32)
   start += np.arange(device_cases.NUM_NODES, dtype=np.float32)[:, None]
@@ -130,7 +130,7 @@ def test_random_peers_depend_on_the_seed_alone():
   assert np.abs(found[0] - found[2]).max() > 0.1
 
 
-def test_what_is_sent_may_be_rounded():
+def test_messages_may_be_rounded():
   ring = gossip.Pull(peers=gossip.topologies.ring(device_cases.NUM_NODES))
   exact, rounded = (
     device_cases.make_program(

@@ -1,4 +1,4 @@
-"""Nodes that take the mean of all, or meet at a centre; under vmap."""
+"""All-reduce and elastic averaging on devices, under vmap."""
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def test_all_reduce_is_one_learner_with_a_large_batch():
   rows = device_cases.get_params(program, state)
   for one, all_of in zip(*map(jax.tree.leaves, (params, rows)), strict=True):
     np.testing.assert_allclose(all_of[3], one, atol=1e-6)
-  # And to the bit the same on all nodes: nobody drifts away.
+  # All nodes have equal bits, so that they cannot drift apart.
   for leaf in jax.tree.leaves(rows):
     np.testing.assert_array_equal(
       leaf, leaf[:1].repeat(device_cases.NUM_NODES, 0)
@@ -77,7 +77,7 @@ def test_all_reduce_is_one_learner_with_a_large_batch():
 
 
 def test_local_sgd():
-  """Everybody on its own, and the mean after every third step."""
+  """Nodes train alone; every third step is followed by the mean."""
   task = device_cases.make_quadratic()
   program = device_cases.make_program(
     task, device_cases.SGD, gossip.AllReduce(period=3)

@@ -1,4 +1,4 @@
-"""Training on devices, on a mesh and over processes: the same as under vmap."""
+"""Training on devices, on a mesh and over processes agrees with vmap."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ on_devices = pytest.mark.parametrize('runner', device_program.RUNNERS[1:])
 
 
 def _split(found):
-  """By strategy: whose it is, what it is called, and what was found."""
+  """Name of a case -> (label, key, array) of each saved array."""
   split = {}
   for key, value in found.items():
     if key.startswith(('refused|', 'in force', 'mean|')):
@@ -29,7 +29,7 @@ def _split(found):
 
 
 class Outcomes:
-  """What all runners and processes came to, each computed when asked for."""
+  """Results of all runners and processes, each computed on first use."""
 
   def __init__(self, tmp_path_factory):
     self._factory, self._found = tmp_path_factory, {}
@@ -45,35 +45,35 @@ class Outcomes:
     return self._found[function, is_quick]
 
   def of_one(self, is_quick=False):
-    """In one process with 8 devices."""
+    """Results of one process with 8 devices."""
     return self._run(many_devices.run, is_quick)
 
   def of_two(self, is_quick=True):
-    """In each of two processes with 4 devices."""
+    """Results of each of two processes with 4 devices."""
     return self._run(many_devices.run_two, is_quick)
 
   def get(self, name, runner):
-    """What a runner came to with a case."""
+    """Results of a runner with a case."""
     is_quick = name in device_program.QUICK
     return _split(self.of_one(is_quick))[f'{runner}|{name}']
 
   def get_of_two(self, name):
-    """What each of two processes came to with a case."""
+    """Results of each of two processes with a case."""
     is_quick = name in device_program.QUICK
     return [_split(each)[name] for each in self.of_two(is_quick)]
 
 
 @pytest.fixture(scope='module')
 def outcomes(tmp_path_factory):
-  """What all runners and processes came to."""
+  """Results of all runners and processes."""
   return Outcomes(tmp_path_factory)
 
 
 def _compare(given, expected, name):
-  """Compares, up to rounding: of what is narrow, to either side."""
+  """Compares arrays up to rounding, which is coarse in narrow dtypes."""
   rtol, atol = 1e-3, 1e-4
   if name.endswith('bfloat16'):
-    # A sum of all has the error of a number so large, at every step.
+    # A sum over all nodes is larger, and so is its rounding at every step.
     rtol = atol = 0.06 if name.startswith('AllReduce') else 0.01
   assert given.dtype == expected.dtype
   np.testing.assert_allclose(given, expected, rtol=rtol, atol=atol)
@@ -100,7 +100,7 @@ def test_two_processes_agree(outcomes, name, runner):
   for one, other, (label, _, value) in zip(
     first, second, expected, strict=True
   ):
-    if label == 'local':  # Each has its own part.
+    if label == 'local':  # Each process has its own rows.
       _compare(np.concatenate([one[2], other[2]]), value, name)
     elif label == 'all':
       np.testing.assert_array_equal(one[2], other[2])
@@ -110,7 +110,7 @@ def test_two_processes_agree(outcomes, name, runner):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', device_program.NARROW)
 @pytest.mark.parametrize('runner', device_program.RUNNERS)
-def test_what_is_sent_is_rounded(outcomes, name, runner):
+def test_messages_are_rounded(outcomes, name, runner):
   exact, narrow = (
     {(label, what): value for label, what, value in outcomes.get(each, runner)}
     for each in (name, f'{name}, bfloat16')
@@ -126,14 +126,14 @@ def test_what_is_sent_is_rounded(outcomes, name, runner):
 @every_case
 @pytest.mark.parametrize('runner', device_program.RUNNERS)
 def test_a_step_is_compiled_once_and_uses_up_its_state(outcomes, name, runner):
-  """Peers are random, and a state that was restored is like any other."""
+  """Random peers and restored states need no new compilation."""
   own = {what: value for _, what, value in outcomes.get(name, runner)}
   assert own['num_compiled'].tolist() == [1, 0, 0, 0, 0, 0]
   assert own['are_gone'].all()
 
 
 @every_case
-def test_so_it_is_over_processes(outcomes, name):
+def test_a_step_over_processes_is_compiled_once(outcomes, name):
   for each in outcomes.get_of_two(name):
     own = {what: value for _, what, value in each}
     assert own['num_compiled'].tolist() == [1, 0, 0, 0, 0, 0]
@@ -143,7 +143,7 @@ def test_so_it_is_over_processes(outcomes, name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', device_program.EXPLICIT)
 def test_a_mesh_may_be_explicit(outcomes, name):
-  """What `jax.make_mesh` makes, unless it is told otherwise."""
+  """Meshes with explicit axes are the default of `jax.make_mesh`."""
   expected, given = (
     outcomes.get(name, each) for each in ('shard_map', 'explicit')
   )
@@ -153,8 +153,8 @@ def test_a_mesh_may_be_explicit(outcomes, name):
 
 
 @pytest.mark.slow
-def test_a_mesh_may_be_in_force(outcomes):
-  """`jax.set_mesh`, while the program is used."""
+def test_a_mesh_may_be_active(outcomes):
+  """The program also works while `jax.set_mesh` is active."""
   assert outcomes.of_one()['in force'] == ''
 
 
@@ -180,7 +180,7 @@ def test_what_several_processes_refuse(outcomes, name, message):
 
 
 def test_a_mean_of_processes_in_shares_is_that_of_one(outcomes):
-  """Real messages do not change a bit, if each adds up a part and sends it."""
+  """A mean over real processes, in shares, has the bits of the plain mean."""
   trees = [device_program.make_large_tree(process) for process in range(2)]
   num_messages = engine.count_mean_messages(4 * len(trees[0]['wide']), 2)
   assert num_messages == 1.0

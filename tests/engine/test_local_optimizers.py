@@ -21,7 +21,7 @@ HEADER = {'pushes': 'differences', 'fragments': FRAGMENTS, 'num_workers': 2}
 INNER = optax.adamw(0.01, weight_decay=0.1)
 OUTER = optax.sgd(0.7, 0.9, nesterov=True)
 
-# (kind, replica, worker, step, version read): both clocks go on by their own.
+# (kind, replica, worker, step, version read). Each replica has its own clock.
 EVENTS = [
   (JOIN, -1, 0, 0, 0),
   (FETCH, -1, 0, 0, 0),
@@ -37,7 +37,7 @@ EVENTS = [
   (PUSH, -2, 0, 5, 0),  # One update late.
   (FETCH, -2, 0, 5, 2),
   (PUSH, -1, 0, 7, 1),
-  (JOIN, -1, 1, 4, 0),  # It has died: its AdamW starts anew.
+  (JOIN, -1, 1, 4, 0),  # It restarts with a fresh AdamW.
   (FETCH, -1, 1, 4, 3),
   (FETCH, -2, 1, 4, 2),
   (PUSH, -2, 1, 6, 2),
@@ -59,7 +59,8 @@ def _make_trace(events=EVENTS, header=HEADER):
   names = ('kind', 'updates', 'replica', 'worker', 'step', 'read_version')
   columns = zip(*rows, strict=True)
   records = traces.make_records(
-    **dict(zip((*names, 'version'), map(list, columns), strict=True))
+    **dict(zip((*names, 'version'), map(list, columns), strict=True)),
+    samples=8,
   )
   return traces.Trace(records, header)
 
@@ -128,8 +129,38 @@ def test_local_optimizers_and_fragments(task, policy):
     jax.tree.leaves(result.params), jax.tree.leaves(expected), strict=True
   ):
     np.testing.assert_allclose(leaf, other, rtol=2e-5, atol=2e-6)
-  assert result.versions == {-1: 4, -2: 3}
+  # A learner's replica changes with each of its steps and fetches.
+  assert result.versions == {-1: 4, -2: 3, 0: 7 + 4, 1: 6 + 5}
+  assert sorted(result.replicas) == [-1, 0, 1]
+  # Learner 1 counts from its second JOIN on.
+  assert optax.tree.get(result.opt_states[1], 'count') == 2
   assert result.history['staleness'].tolist() == [0, 1, 0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize('order', [(-1, -2), (-2, -1)])
+def test_the_fates_of_fragments_are_told_by_their_own_versions(order):
+  """The last push to each fragment was taken, and is in no update yet."""
+  renamed = dict(zip((-1, -2), order, strict=True))
+  events = [(kind, renamed[replica], *more) for kind, replica, *more in EVENTS]
+  trace = _make_trace(events)
+  assert trace.fate.tolist() == [traces.Fate.APPLIED] * 7
+  assert trace.samples.tolist() == [8, 16, 24, 32, 40, 48, 56]
+  summary = traces.summarize(trace)
+  assert summary.num_updates == summary.fates[traces.Fate.APPLIED] == 7
+  assert summary.staleness.values.tolist() == [0, 1]
+  assert summary.staleness.counts.tolist() == [4, 3]
+  assert summary.workers.num_applied.tolist() == [3, 4]
+  for replica in order:
+    # As in a group of several gradients whose update was never made.
+    records = np.array(trace.records)
+    of_fragment = (records['kind'] == PUSH) & (records['replica'] == replica)
+    last = np.flatnonzero(of_fragment)[-1]
+    records['version'][last] -= 1
+    records['updates'][last] = 0
+    fate = traces.Trace(records, HEADER).fate
+    is_pending = fate == traces.Fate.PENDING
+    (place,) = np.flatnonzero(is_pending)
+    assert place == np.count_nonzero(records['kind'][:last] == PUSH)
 
 
 def test_what_does_not_fit_is_refused(task):

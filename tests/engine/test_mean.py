@@ -1,4 +1,4 @@
-"""The mean of all nodes: one order of additions, wherever they are made."""
+"""The mean of all nodes: the same order of additions everywhere."""
 
 import functools
 
@@ -28,7 +28,7 @@ def _make_trees(num_nodes):
 
 
 def _average_over(nodes):
-  """What each node gets if they are on an axis, and exchange messages."""
+  """The mean at each node of an axis, computed by collectives."""
   leaves, treedef = jax.tree.flatten(jax.tree.map(_stack, *nodes))
   run = functools.partial(_mean._average_over, axis_name='nodes')
   means = jax.jit(jax.vmap(run, axis_name='nodes'))(leaves)

@@ -38,8 +38,8 @@ def _write(layout, tree):
 
 
 @pytest.mark.parametrize('is_local', [False, True])
-def test_one_number_that_is_not_finite_is_told(is_local):
-  """In the gradient alone: the loss is finite, and so are other leaves."""
+def test_one_number_that_is_not_finite_is_reported(is_local):
+  """Only one leaf of the gradient is not finite; the loss is."""
   task = _make_root_task()
   weights = task.init(jax.random.key(0))
   layout = engine.make_layout(weights)
@@ -48,7 +48,7 @@ def test_one_number_that_is_not_finite_is_told(is_local):
   for number, is_finite in ((4.0, True), (0.0, False)):
     params = {'good': jnp.ones(2), 'root': jnp.array([1.0, number, 1.0])}
     parts = _write(layout, (params, {}))
-    if is_local:  # A learner that steps on a replica of its own.
+    if is_local:  # A learner with its own replica.
       local = functions.step_copy(functions.start_copy(parts), *where, 0.1)
       push, _ = functions.push_copy(local)
     else:
@@ -58,7 +58,7 @@ def test_one_number_that_is_not_finite_is_told(is_local):
 
 
 def test_a_gradient_is_computed_in_the_dtype_of_the_weights():
-  """Of weights that a message has rounded: the sum is not rounded again."""
+  """The sum is not rounded to the dtype of messages."""
   task = tasks.make_task('logistic', batch=8)
   params = jax.random.normal(jax.random.key(1), (20,))
   layout = engine.make_layout((params, {}), 'bfloat16')
@@ -91,7 +91,7 @@ def test_statistics_are_a_moving_mean(num_learners):
   share = 2 / num_learners
   expected = (1 - share) * stats['mean'] + share * rows.mean(axis=0)
   np.testing.assert_allclose(state.stats['mean'], expected, rtol=1e-6)
-  # A group of one gradient, by the call that is made for it.
+  # A group of one gradient has its own compiled call.
   before = np.array(state.stats['mean'])
   state = functions.apply(
     state, pushes[0], 0, weights, 1.0, num_learners, is_single=True

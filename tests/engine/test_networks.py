@@ -35,7 +35,7 @@ def _replay_both(task, optimizer, trace, **arguments):
 
 
 def test_lenet_is_the_same_for_a_few_updates():
-  """Rounding grows after that, as it does between any two programs."""
+  """With more updates, roundings grow, as between any two programs."""
   task = tasks.make_task('digits', model='lenet', batch=32)
   trace = cases.simulate('softsync', 5)
   first, second = _replay_both(task, optax.sgd(0.03, 0.9), trace)
@@ -94,7 +94,7 @@ def test_batch_normalisation_is_replayed(name):
 
 
 @pytest.mark.parametrize(('delay', 'is_trained'), [(1, True), (8, False)])
-def test_delays_do_to_lenet_what_jain_saw(delay, is_trained):
+def test_delays_change_lenet_as_in_jain(delay, is_trained):
   """An epoch of figure 2, batch 64: a net trains, or collapses to a class."""
   task = _load_mnist()
   num_updates = task.num_samples // task.batch

@@ -1,4 +1,4 @@
-"""The two forms of push-sum, by hand: what a step does where masses differ.
+"""The two forms of push-sum, by hand: a step of nodes with unequal masses.
 
 On devices it is SGP: x and its mass w are held, z = x / w is the weights, and
 an update u of a gradient at z is added to x, so that z moves by u / w. Real
@@ -41,25 +41,25 @@ def test_on_devices_an_update_is_divided_by_the_mass():
   )
   state, _ = device_cases.run(program, 2)
   z = _step(_step(_make_starts(), 0), 1)
-  # Both mix at once: each has what it kept, and what the other has sent.
+  # Both mix at once: each has the share that it kept and the other's message.
   masses = np.array([0.25 + 0.5, 0.5 + 0.75])
   z = np.stack([0.25 * z[0] + 0.5 * z[1], 0.5 * z[1] + 0.75 * z[0]])
   z = (z / masses[:, None]).astype(np.float32)
-  state, _ = program.step(state)  # And no mix.
+  state, _ = program.step(state)  # A step without a mix.
   arrays = program.fetch(state)
   np.testing.assert_allclose(arrays.mass, masses)
   found = arrays.node.params / arrays.mass[:, None]
   expected = _step(z, 2, masses=masses)
   np.testing.assert_allclose(found, expected, atol=1e-6)
   assert np.abs(expected - _step(z, 2)).max(axis=1).min() > 0.01
-  # So the mean by mass moves by the mean of all updates.
+  # Hence the mean by mass moves by the mean of all updates.
   before, after = masses @ z / 2, masses @ found / 2
   mean = (_step(z, 2) - z).mean(axis=0)
   np.testing.assert_allclose(after - before, mean, atol=1e-6)
 
 
 @pytest.mark.parametrize('mode', engine.MODES)
-def test_in_replay_an_update_is_not(mode):
+def test_in_replay_an_update_is_not_divided(mode):
   trace = simulation.simulate(STRATEGY, num_workers=2, num_gradients=6)
   result = node_cases.replay_until(
     device_cases.make_quadratic(),
@@ -67,10 +67,10 @@ def test_in_replay_an_update_is_not(mode):
     trace,
     mode=mode,
     seed=device_cases.SEED,
-    until={0: 3, 1: 4},  # Before they mix what is left.
+    until={0: 3, 1: 4},  # Before they mix the remaining messages.
   )
   z = _step(_step(_make_starts(), 0), 1)
-  # Node 1 mixes what has come; what it has sent comes after node 0's mix.
+  # Node 1 has mixed node 0's message; its own has not been mixed yet.
   masses = np.array([0.25, 0.5 + 0.75])
   z[1] = (0.5 * z[1] + 0.75 * z[0]) / masses[1]
   expected = _step(z, 2)

@@ -20,14 +20,14 @@ RATES = {'no schedule': None, 'schedule': lambda epoch: 1 / (1 + 3 * epoch)}
 
 
 def _begin(real):
-  """Everybody steps once, and saves that."""
+  """All nodes make a step, and save a checkpoint."""
   for node in range(NUM_NODES):
     real.step(node)
   return dict.fromkeys(range(NUM_NODES), (1, 1))
 
 
 def _gossip(real, rng, num_actions=60):
-  """Nodes step and mix with whatever has come, are killed, and come back."""
+  """Nodes step, mix with random versions of peers, and restart."""
   checkpoints = _begin(real)
   for _ in range(num_actions):
     node = int(rng.integers(NUM_NODES))
@@ -36,7 +36,7 @@ def _gossip(real, rng, num_actions=60):
     )
     if action == 'step':
       real.step(node)
-    elif action == 'stale':  # Others have averaged with it meanwhile.
+    elif action == 'stale':  # It was mixed while it computed the gradient.
       real.step(node, max(0, real.version[node] - 2))
     elif action == 'mix':
       others = rng.permutation(
@@ -56,7 +56,7 @@ def _gossip(real, rng, num_actions=60):
 
 
 def _elastic(real, rng, num_actions=60):
-  """Nodes ask for any version of the centre; forces come when they come."""
+  """Nodes read any version of the centre; forces arrive at any time."""
   checkpoints = {**_begin(real), CENTRE: (0, 0)}
   for _ in range(num_actions):
     node = int(rng.integers(NUM_NODES))
@@ -123,12 +123,12 @@ def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
   for node in range(NUM_NODES):
     saved = real.saved[node, real.version[node]]
     node_cases.assert_same_bits(_get_node(result, node), saved)
-  # They have rounded, stepped back and stepped on: it was not for nothing.
+  # The run had mixes and restarts.
   kinds = set(trace.records['kind'].tolist())
   assert {traces.Kind.RESTART, traces.Kind.MIX} <= kinds
   fast = _replay(trace, ADAM, 'fast', **arguments)
   assert fast.versions == last
-  # One that lies between two narrow numbers may become the other one.
+  # A number halfway between two narrow ones may be rounded to either.
   tolerance = 2e-5 if wire_dtype == 'float32' else 2e-3
   for one, other in zip(
     jax.tree.leaves(fast.replicas),
@@ -140,15 +140,15 @@ def test_replay_gives_the_bits_of_real_nodes(tmp_path, run, wire_dtype, rates):
 
 @pytest.mark.parametrize('run', RUNS)
 def test_replay_up_to_checkpoints(tmp_path, run):
-  """Any versions of any nodes, and only what they depend on."""
+  """Replays any versions of nodes, and only their dependencies."""
   real = node_cases.RealNodes(tmp_path, MOMENTUM, NUM_NODES, 'float32')
   rng = np.random.default_rng(2)
   RUNS[run](real, rng, 40)
   trace = real.load()
   whole = _replay(trace, MOMENTUM)
-  everybody = [*range(NUM_NODES), CENTRE] if run == 'elastic' else [0, 1, 2]
+  owners = [*range(NUM_NODES), CENTRE] if run == 'elastic' else [0, 1, 2]
   for _ in range(6):
-    chosen = rng.permutation(everybody)[: rng.integers(4)].tolist()
+    chosen = rng.permutation(owners)[: rng.integers(4)].tolist()
     until = {
       node: int(rng.integers(1, real.version[node] + 1))
       for node in {0, *chosen}
@@ -165,8 +165,8 @@ def test_replay_up_to_checkpoints(tmp_path, run):
       node_cases.assert_same_bits(_get_node(result, node), saved)
 
 
-def test_what_is_left_out_is_not_asked_for(tmp_path):
-  """Node 1 mixes what node 0 never wrote down; its past can be replayed."""
+def test_errors_of_unneeded_records_are_ignored(tmp_path):
+  """Node 1 mixes a version without a record; its past can be replayed."""
   real = node_cases.RealNodes(tmp_path, MOMENTUM, 2, 'float32')
   for node in (0, 1, 0, 1):
     real.step(node)
@@ -195,7 +195,7 @@ def test_a_joiner_has_others_weights_and_its_own_optimizer(tmp_path):
 
 
 def test_the_sum_of_all_copies_stays(tmp_path):
-  """In messages of two bytes too: the force is rounded before it is used."""
+  """Also with bfloat16: the force is rounded before it is used."""
   for wire_dtype in engine.WIRE_DTYPES:
     folder = tmp_path / wire_dtype
     folder.mkdir()
@@ -221,7 +221,7 @@ def test_the_sum_of_all_copies_stays(tmp_path):
       np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6)
 
 
-def test_a_force_that_nobody_sent_is_named(tmp_path):
+def test_a_force_that_was_never_sent_is_named(tmp_path):
   real = node_cases.RealNodes(tmp_path, MOMENTUM, 1, 'float32')
   real.step(0)
   real.pull(0, 0, 0.5)

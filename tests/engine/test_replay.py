@@ -64,7 +64,7 @@ def _simulate(name, num_updates=NUM_UPDATES, **arguments):
 
 
 def _check_close(first, second):
-  """Two results agree but for rounding."""
+  """Checks that two results agree up to rounding."""
   for name in ('replicas', 'params', 'stats'):
     one, other = getattr(first, name), getattr(second, name)
     trees.assert_close(one, other, rtol=1e-4, atol=2e-5)
@@ -96,16 +96,45 @@ def test_exact_and_fast_agree(name):
   _check_close(fast, exact)
   assert fast.num_updates == NUM_UPDATES
   assert float(jnp.abs(fast.params).max()) > 1e-3  # They began at 0.
-  replicas = [engine.SERVER] if is_server else [0, 1, 2, 3]
-  if 'elastic' in name:
-    replicas.append(engine.SERVER)
-  assert list(fast.replicas) == list(fast.versions) == replicas
-  assert list(fast.opt_states) == [
-    each for each in replicas if is_server or each >= 0
-  ]
+  has_locals = np.any(trace.records['kind'] == traces.Kind.FETCH)
+  workers = (
+    list(range(trace.num_workers)) if has_locals or not is_server else []
+  )
+  owner = [engine.SERVER] if is_server or 'elastic' in name else []
+  assert sorted(fast.replicas) == sorted(fast.versions) == owner + workers
+  assert list(fast.opt_states) == (owner if is_server else workers)
   columns = {'clock', 'epoch', 'time', 'loss'}
   columns |= {'staleness', 'factor', 'gap'} if is_server else {'worker'}
   assert set(fast.history) == columns
+
+
+@every_mode
+def test_a_downpour_learner_has_a_replica(mode):
+  """Two steps, a push, a fetch, one more step, and a push."""
+  push, fetch, join = traces.Kind.PUSH, traces.Kind.FETCH, traces.Kind.JOIN
+  trace = traces.Trace(
+    traces.make_records(
+      kind=[join, fetch, push, fetch, push],
+      worker=0,
+      step=[0, 0, 2, 2, 3],
+      read_version=[0, 0, 0, 1, 1],
+      clock=[0, 0, 0, 1, 1],
+    ),
+    {'num_workers': 1},
+  )
+  task = _make_task('quadratic')
+  result = jasgd.replay(task, SGD, trace, local_rate=0.3, seed=3, mode=mode)
+  gradient = engine.make_gradient(task)
+  params, stats = task.init(jax.random.key(3, impl='threefry2x32'))
+  own, gathered = params, 0
+  for step in (0, 1):
+    found = gradient(own, stats, task.data, 3, 0, step).gradient
+    own, gathered = own - 0.3 * found, gathered + found
+  params = params - 0.1 * gathered
+  own = params - 0.3 * gradient(params, stats, task.data, 3, 0, 2).gradient
+  trees.assert_close(result.replicas[0][0], own, rtol=1e-5, atol=1e-6)
+  assert not np.allclose(result.params, own, atol=1e-3)
+  assert result.versions == {engine.SERVER: 2, 0: 5}  # 3 steps, 2 fetches.
 
 
 @pytest.mark.parametrize('name', SOME_RUNS)
@@ -140,7 +169,7 @@ def test_a_resumed_replay_has_the_same_bits(name, mode):
   histories = []
   while not whole.is_done:
     histories.append(whole.advance())
-    if whole.clock == 25:  # Saved on a disk, and loaded.
+    if whole.clock == 25:  # As if saved on a disk, and loaded.
       saved = jax.tree.map(np.array, whole.carry)
       row = whole.evaluate()
   like = jax.eval_shape(lambda: rest.carry)
@@ -160,7 +189,7 @@ def test_a_resumed_replay_has_the_same_bits(name, mode):
 
 
 @every_mode
-def test_twice_is_the_same_bits(mode):
+def test_a_second_replay_has_the_same_bits(mode):
   trace, _ = _simulate('softsync')
   first, second, other = (
     jasgd.replay(_make_task(), ADAM, trace, mode=mode, seed=seed)
@@ -218,7 +247,7 @@ def test_dropped_gradients_do_nothing():
 
 
 def test_an_epoch_is_counted_in_the_tasks_samples():
-  """Whatever batch a trace was simulated with."""
+  """Independent of the batch that a trace was simulated with."""
   task = _make_task()
   for batch in (1, 100):
     trace, options = _simulate('downpour, rarely', 25, batch=batch)
@@ -248,7 +277,7 @@ def test_the_rate_of_a_server_follows_epochs(mode):
 
 @every_mode
 def test_the_rate_of_a_node_follows_its_own_steps(mode):
-  """As if all had made as many: it cannot know of others."""
+  """A node assumes that all nodes have made as many steps."""
   task = node_cases.make_plain_task()
   speeds = simulation.with_speeds(simulation.constant(1.0), [1, 1, 3, 9])
   trace = node_cases.simulate(
@@ -318,7 +347,7 @@ def test_a_run_that_diverges_ends_early(name, mode):
 
 
 def test_weights_that_are_not_finite_are_marked():
-  """Also if no loss was computed on them any more."""
+  """Also if no loss was computed on the last weights."""
   for trace in (
     simulation.simulate(
       protocols.asynchronous(), num_workers=1, num_gradients=1
@@ -343,7 +372,7 @@ def test_versions_are_those_of_the_records():
 
 
 def test_slots_are_few():
-  """As many as replicas, and a few versions that are still to be read."""
+  """One per replica, and a few for versions that are still to be read."""
   for name, most in (('pull', 1), ('allreduce', 1), ('push-sum', 8)):
     plan = node_cases.make_plan(
       node_cases.simulate(node_cases.STRATEGIES[name], num_steps=50)
@@ -352,7 +381,7 @@ def test_slots_are_few():
     assert plan.num_states <= node_cases.NUM_NODES
   for name, most in (('asynchronous', 8 + 1), ('constant_delay', 5 + 1)):
     trace, _ = _simulate(name, 200)
-    # With the one for versions that nothing reads.
+    # Including the slot for versions that nothing reads.
     assert node_cases.make_plan(trace).num_slots <= most + 1
 
 
@@ -362,7 +391,7 @@ def test_slots_are_few():
   marks.slow_but(node_cases.STRATEGIES, 'elastic, easgd', 'pull'),
 )
 def test_statistics_are_mixed_like_weights(mode, name):
-  """Such as those of batch normalisation; what is no float stays as it is."""
+  """Such as those of batch normalisation; integers are not mixed."""
   trace = node_cases.simulate(node_cases.STRATEGIES[name], num_steps=6)
   result = jasgd.replay(twins.make_task(), twins.OPTIMIZER, trace, mode=mode)
   for params, stats in (
@@ -414,7 +443,7 @@ def test_streamed_batches_are_replayed():
 
 
 def test_a_gradient_is_of_the_weights_that_were_read():
-  """Averaged while it computes, a node's gradient is of the old weights."""
+  """A node that is mixed while it computes uses its older weights."""
   trace, _ = _simulate('pairs')
   steps = trace.steps
   assert np.any(steps['read_version'] < steps['version'] - 1)
@@ -428,9 +457,9 @@ def test_a_gradient_is_of_the_weights_that_were_read():
   assert not np.allclose(first.params, second.params, atol=1e-6)
 
 
-# --- What is refused.
+# --- Errors.
 
-# Trace, record, field, value, and the sentence.
+# (trace, record, field, value, message)
 DAMAGES = {
   'kind': ('asynchronous', 7, 'kind', 77, 'Record 7 has kind=77, which must'),
   'fate': ('asynchronous', 7, 'fate', 99, 'Record 7 has fate=99, which must'),
@@ -510,7 +539,7 @@ def test_arguments_that_make_no_sense_are_refused():
 @pytest.mark.parametrize('mode', ['exact', 'fast'])
 @pytest.mark.parametrize('strategy', [gossip.Pull(), gossip.Elastic()])
 def test_a_joiner_counts_on_from_the_step_it_takes_over(strategy, mode):
-  """Or its schedule, and Adam's bias correction, would begin anew."""
+  """Otherwise its schedule and Adam's bias correction would start again."""
   trace = simulation.simulate(
     strategy,
     num_workers=3,

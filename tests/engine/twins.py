@@ -1,4 +1,4 @@
-"""A task whose statistics must stay equal to its weights, if both are mixed."""
+"""A task whose statistics stay equal to its weights if both are mixed."""
 
 import functools
 
@@ -10,13 +10,13 @@ import optax
 from jasgd import tasks
 
 NUM_SAMPLES, BATCH = 50, 2
-# With it, weights move by the mean of the minibatch, as the statistics do.
+# With it, weights and statistics both move by the mean of the minibatch.
 OPTIMIZER = optax.identity()
 
 
 @functools.cache
 def make_task():
-  """The gradient is the mean of a minibatch, and so is added to both."""
+  """A task that adds the mean of a minibatch to weights and statistics."""
   rows = np.random.default_rng(0).normal(size=(NUM_SAMPLES, 3))
   data = rows.astype(np.float32)
 
@@ -45,7 +45,7 @@ def make_task():
 
 
 def list_means(num_nodes, num_steps, seed):
-  """What each node adds at each step: [num_steps, num_nodes, 3]."""
+  """The mean that each node adds at each step: [num_steps, num_nodes, 3]."""
   task = make_task()
 
   def draw(step, node):
@@ -58,7 +58,7 @@ def list_means(num_nodes, num_steps, seed):
 
 
 def check(params, stats):
-  """That they are equal for each node, and that nodes had their own."""
+  """Checks weights against statistics, and that nodes are not all equal."""
   np.testing.assert_allclose(stats['twin'], params, atol=1e-5)
   np.testing.assert_array_equal(stats['count'], 7)
   assert np.abs(params).max() > 0.5

@@ -42,6 +42,12 @@ class Every(protocols.Protocol):
     return protocols.Decision(protocols.Fate.APPLIED, is_due, (learner,))
 
 
+class Late(protocols.constant_delay):
+  """A constant delay under another name."""
+
+  name = 'late'
+
+
 class NeighbourNode(gossip.PeerNode):
   """Asks the next living node, and sends to the one before."""
 
@@ -54,12 +60,10 @@ class NeighbourNode(gossip.PeerNode):
     place, num_alive = self.members.index(self.node), len(self.members)
     actions = [gossip.MixWaiting()]
     if num_alive > 1:
-      after, weight = (
-        self.members[(place + 1) % num_alive],
-        self.strategy.weight,
-      )
-      send = gossip.Send(self.members[place - 1], weight, step)
-      actions = [gossip.Ask(after), send, *actions]
+      ask = gossip.Ask(self.members[(place + 1) % num_alive])
+      share = self.strategy.weight
+      send = gossip.Send(self.members[place - 1], share, step)
+      actions = [ask, send, *actions]
     return actions
 
   def on_replies(self, replies):

@@ -20,7 +20,7 @@ VARIABLE = 'JASGD_TEST_CALLS'
 _NODE_METHODS = (
   *('on_alive', 'on_step', 'on_replies', 'on_outcome', 'on_message'),
   *('mix_waiting', 'on_done', 'on_end', 'on_join', 'on_join_reply'),
-  *('on_restart', 'restore', 'save'),
+  *('on_restart', 'on_regroup', 'restore', 'save'),
 )
 _PROTOCOL_METHODS = (
   *('start', 'on_join', 'on_push', 'on_leave', 'restore', 'save'),

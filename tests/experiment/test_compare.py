@@ -136,8 +136,8 @@ def test_all_strategies_are_within_the_bound_on_digits(tmp_path):
       [
         *(sys.executable, '-m', 'launch.compare', f'--workdir={tmp_path}'),
         '--config=configs/gossip_digits.py:compare',
-        *('--config.task.model=mlp', '--config.num_epochs=12'),
-        *('--config.optimizer.rate=0.5', '--rates=0.1', '--seeds=1'),
+        *('--config.task.model=mlp', '--config.num_epochs=20'),
+        *('--config.optimizer.rate=0.5', '--rates=0.2', '--seeds=1'),
         *('--validation=0.2', '--jobs=2', f'--bound={bound}'),
       ],
       cwd=ROOT,
@@ -151,7 +151,7 @@ def test_all_strategies_are_within_the_bound_on_digits(tmp_path):
   assert done.returncode == 0, done.stdout + done.stderr
   assert done.stdout.count(' within') == len(experiment.STRATEGIES)
   lines = done.stdout.splitlines()
-  assert lines[0] == f'{2 * len(names)} runs of 12 epochs; rates are 0.1 x 0.5'
+  assert lines[0] == f'{2 * len(names)} runs of 20 epochs; rates are 0.2 x 0.5'
   assert sum('validation  accuracy' in line for line in lines) == len(names)
   assert sum('seed 0      accuracy' in line for line in lines) == len(names)
   table = [line.split() for line in lines if 'Warning' not in line]

@@ -114,6 +114,26 @@ def test_every_topology_has_a_name(kind):
   assert config.make(16, seed=0).peers.num_nodes == 16
 
 
+@pytest.mark.parametrize('ramp_up', [0, 9])
+def test_a_constant_delay_of_ones_own(ramp_up):
+  """A strategy is asked what it needs; its name does not matter."""
+  config = _make(f'{OWN}:Late', delay=3, ramp_up=ramp_up)
+  assert config.num_workers == 8
+  assert config.count_workers() == 4
+  with pytest.raises(ValueError, match=r'late.* wants equal times: set time'):
+    config.validate()
+  config.time = experiment.TimeConfig(name='constant', arguments=(1.0,))
+  config.validate()
+  trace = config.simulate()
+  assert trace.num_workers == 4
+  assert trace.staleness[-1] == 3
+  # A version for every learner, and the server's own.
+  config.strategy.delay = 10**6
+  config.task = experiment.TaskConfig(name='digits', model='lenet')
+  with pytest.raises(ValueError, match='1000002 versions of the weights'):
+    config.simulate()
+
+
 def test_a_strategy_of_ones_own():
   config = _make(f'{OWN}:Every', arguments=(('count', 3),))
   config.validate()
@@ -422,6 +442,45 @@ def test_data_that_does_not_fit_is_named_when_the_run_begins(
     experiment.train_and_evaluate(config, tmp_path / 'run')
   if name != 'constant_delay':
     assert not (tmp_path / 'run').exists()
+
+
+def _make_version_1(name):
+  """The settings that a run left before its config had one strategy."""
+  settings = dataclasses.asdict(cases.make_config(name))
+  number = settings.pop('num_workers')
+  if name in cases.PEERS:
+    settings['strategy']['num_nodes'] = number
+  else:
+    settings.pop('strategy')
+    settings['protocol'] = {'name': name, 'num_learners': number, 'n': 1}
+  return settings
+
+
+@pytest.mark.parametrize(
+  ('name', 'clause', 'unknown'),
+  [
+    ('softsync', 'has protocol and lacks num_workers, strategy', 'protocol'),
+    ('pull', 'lacks num_workers', 'strategy.num_nodes'),
+  ],
+)
+def test_a_workdir_of_version_1_is_refused(name, clause, unknown, tmp_path):
+  workdir.write_json(tmp_path / 'config.json', _make_version_1(name))
+  before = (tmp_path / 'config.json').read_bytes()
+  with pytest.raises(ValueError, match='of another version') as caught:
+    experiment.train_and_evaluate(cases.make_config(name), tmp_path)
+  assert str(caught.value) == (
+    f"The workdir '{tmp_path}' holds a run of another kind, or of another "
+    f'version of jasgd: its config {clause}. Give another workdir, or use the '
+    'program that wrote it.'
+  )
+  assert [path.name for path in tmp_path.iterdir()] == ['config.json']
+  assert (tmp_path / 'config.json').read_bytes() == before
+  with pytest.raises(ValueError, match='not the config') as caught:
+    experiment.verify(tmp_path)
+  assert str(caught.value) == (
+    'This is not the config of a training run of this version of jasgd: it has '
+    f'{unknown}. Run the training again, or use the jasgd that wrote it.'
+  )
 
 
 @pytest.mark.parametrize('name', ['softsync', 'elastic'])

@@ -1,5 +1,6 @@
 """`jasgd.train`: a user's own model, in threads and in processes."""
 
+import functools
 import io
 import re
 import signal
@@ -133,6 +134,28 @@ def test_a_script_that_was_stopped_goes_on(processes, tmp_path):
   assert 'was made by jasgd.train' in refused
   assert 'jasgd.replay(' in refused
   assert 'Traceback' not in refused
+
+
+def test_a_run_with_another_topology_is_not_resumed(tmp_path):
+  """Their `repr` and their descriptions are equal."""
+  strategies = [
+    gossip.Pull(peers=topologies.random_regular(6, 3, seed=seed))
+    for seed in (0, 1)
+  ]
+  assert repr(strategies[0]) == repr(strategies[1])
+  assert strategies[0].describe() == strategies[1].describe()
+  options = {
+    'num_workers': 6,
+    'processes': False,
+    'workdir': tmp_path,
+    'num_updates': 12,
+    'stream': io.StringIO(),
+  }
+  train = functools.partial(jasgd.train, own_model.make_task, optax.sgd(0.1))
+  result = train(strategies[0], **options)
+  assert train(strategies[0], **options).trace == result.trace
+  with pytest.raises(ValueError, match=r'seed is 0 there and 1 here\. Give'):
+    train(strategies[1], **options)
 
 
 # --- Peer strategies.

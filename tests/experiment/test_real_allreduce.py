@@ -78,11 +78,21 @@ def test_a_lost_process_ends_the_run_with_its_name(
     ):
       wait()
   assert not processes.find()
+  # All save at the same steps and, before the first restart, versions.
+  versions = [
+    workdirs.list_checkpoints(tmp_path / 'nodes' / str(node))
+    for node in range(num_nodes)
+  ]
+  common = max(set.intersection(*map(set, versions)))
+  assert common > 0
   result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
   assert result.clock == 200 * num_nodes
   assert result.metrics['gossip/consensus_error'] == 0
-  kinds = traces.Trace.load(tmp_path / 'trace').records['kind']
-  assert np.count_nonzero(kinds == traces.Kind.RESTART) == num_nodes
+  records = traces.Trace.load(tmp_path / 'trace').records
+  restarts = records[records['kind'] == traces.Kind.RESTART]
+  assert sorted(restarts['replica']) == [*range(num_nodes)]
+  assert restarts['read_version'].tolist() == [common] * num_nodes
+  assert restarts['incarnation'].tolist() == [1] * num_nodes
   check_replay(tmp_path, num_nodes)
 
 

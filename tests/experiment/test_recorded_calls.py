@@ -60,6 +60,7 @@ def test_fresh_nodes_repeat_a_real_run_with_a_kill(
 ):
   num_steps, victim = 150, 2
   config = real_nodes.make_config('pull', num_steps)
+  config.runtime.checkpoint_seconds = 3600.0
   config.strategy = _make_strategy(name, PEERS[name])
   plain = recorded.make_plain(name, PEERS[name])
   run = tmp_path / 'run'
@@ -70,12 +71,15 @@ def test_fresh_nodes_repeat_a_real_run_with_a_kill(
     os.kill(pid, signal.SIGKILL)
     if not plain.is_collective:
       wait()
-    else:  # All nodes are stopped, and the same command goes on.
+      # As if the launcher had been killed too: a run with a result is over.
+      (run / 'result.json').unlink()
+    else:  # All nodes are stopped.
       with pytest.raises(experiment.RunError, match='cannot go on without it'):
         wait()
-  if plain.is_collective:
-    with real_nodes.start_run(config, run) as wait:
-      wait()
+  # The same command goes on. The killed node has no checkpoint, so it joins the
+  # others, which have saved their last steps.
+  with real_nodes.start_run(config, run) as wait:
+    wait()
   methods = {node: [] for node in range(NUM_WORKERS)}
   for node, seed, own in recorded.read_calls(calls):
     recorded.repeat(plain.make_node(node, NUM_WORKERS, seed), own)
@@ -88,7 +92,10 @@ def test_fresh_nodes_repeat_a_real_run_with_a_kill(
       assert 'on_alive' in called
     if is_whole and plain.node_class.on_message != gossip.PeerNode.on_message:
       assert 'on_message' in called
-  real_nodes.check_replay(run, set(methods) - {victim})
+    assert {'restore', 'on_restart', 'on_done', 'on_end'} <= set(called)
+    assert ('on_regroup' in called) == plain.is_collective
+  assert ('on_join_reply' in methods[victim]) == (not plain.is_collective)
+  real_nodes.check_replay(run)
 
 
 @pytest.mark.slow

@@ -425,8 +425,12 @@ def test_a_recipe_of_nodes_names_how_they_train():
     nodes.make_config('pull', optimizer={'rate': 0.123}),
     nodes.make_config('pull', schedule={'name': 'cosine'}),
     nodes.make_config('pull a little'),
+    # The seeds of these topologies tell them apart; their descriptions do not.
+    *(nodes.make_config('pull') for _ in range(2)),
   ]
-  configs[-1].num_workers = 9
+  configs[5].num_workers = 9
+  for seed, config in enumerate(configs[6:]):
+    config.strategy.peers, config.seed = 'random_matching', seed
   ways = []
   for config in configs:
     header = {'config': dataclasses.asdict(config), 'began_at': 0.0}
@@ -434,7 +438,7 @@ def test_a_recipe_of_nodes_names_how_they_train():
       recipes.from_config(config).make_node_settings(header).fingerprint_text
     )
   assert ways[0] == ways[1]
-  assert len(set(ways)) == 5
+  assert len(set(ways)) == 7
 
 
 def test_stopped_before_it_is_evaluated_a_run_knows_its_steps(

@@ -53,7 +53,7 @@ def _drive(machine, num_steps, first=1):
       if gossip.MixWaiting() in actions:
         found.append(machine.mix_waiting())
       if any(isinstance(each, gossip.JoinMean) for each in actions):
-        replies = [gossip.Reply(-3, Outcome.TAKEN)]
+        replies = [gossip.Reply(machine.node, Outcome.TAKEN, 9, step)]
       actions = machine.on_replies(replies) if replies else ()
   return found
 
@@ -270,6 +270,34 @@ def test_means_are_numbered():
   assert not gossip.AllReduce(period=3).averages_gradients
 
 
+def test_nodes_that_begin_together_continue_with_a_new_number():
+  """Means after the checkpoint may have been recorded: their numbers are void.
+
+  Others than an all-reduce have no such numbers.
+  """
+  machine = _make(gossip.AllReduce())
+  _drive(machine, 2)
+  again = _make(gossip.AllReduce()).restore(machine.save())
+  again.on_restart(2, 0.0)
+  again.on_regroup(5)
+  assert again.on_step(3) == (gossip.JoinMean(5),)
+  pull = _make(gossip.Pull())
+  before = pull.save()
+  pull.on_regroup(5)
+  assert pull.save() == before
+
+
+def test_the_centre_of_elastic_averaging_moves_by_each_force():
+  protocol = gossip.Elastic().make_centre()
+  protocol.start(NUM_NODES)
+  protocol.on_join(3)
+  for clock in range(1, 5):  # Also by a force of an old version.
+    assert protocol.on_push(3, step=clock, read_clock=0).updates
+    assert protocol.clock == clock
+  with pytest.raises(NotImplementedError, match='must define make_centre'):
+    gossip.Pull().make_centre()
+
+
 # --- Joining and restarting.
 
 
@@ -300,6 +328,20 @@ def test_a_joiner_asks_one_after_another():
     actions = machine.on_join_reply(reply)
   assert asked == [4, 0]
   assert (machine.mass, machine.step) == (1.0, 0)
+
+
+@every_strategy
+def test_a_peer_without_a_step_cannot_help_a_joiner(name):
+  """It is passed over; if there is no other, the node keeps its weights."""
+  machine = _make(STRATEGIES[name])
+  asked, actions = [], machine.on_join()
+  while actions:
+    (ask,) = actions
+    asked.append(ask.peer)
+    reply = gossip.Reply(ask.peer, Outcome.TAKEN, version=0, step=0)
+    actions = machine.on_join_reply(reply)
+  assert asked == ([gossip.CENTRE] if name == 'elastic' else [2, 3, 4, 0])
+  assert machine.save() == _make(STRATEGIES[name]).save()
 
 
 class Masses(stateful.RuleBasedStateMachine):

@@ -326,9 +326,47 @@ def test_only_states_of_an_equal_protocol_are_restored(name):
 def test_other_arguments_are_another_protocol():
   protocol = protocols.softsync(2)
   protocol.init(NUM_LEARNERS)
-  message = r'of softsync\(n=2\), and cannot be restored into softsync\(n=3\)'
+  message = r"'n': 2}}, and cannot be restored into .*'softsync', .*'n': 3}}"
   with pytest.raises(ValueError, match=message):
     protocols.softsync(3).restore(protocol.save())
+
+
+class _Other(protocols.asynchronous):
+  """A protocol that inherits its name, and thereby its `repr`."""
+
+  def __init__(self, sizes=(1, 2)):
+    super().__init__()
+    self.sizes = sizes
+
+  def arguments(self):
+    return {'sizes': self.sizes}
+
+  def __repr__(self):
+    return 'asynchronous()'
+
+
+def test_protocols_of_equal_repr_are_told_apart():
+  protocol = _Other()
+  protocol.init(NUM_LEARNERS)
+  state = json.loads(json.dumps(protocol.save()))
+  _Other().restore(state)
+  for other in (protocols.asynchronous(), _Other(sizes=(1, 3))):
+    assert repr(other) == repr(protocol)
+    with pytest.raises(ValueError, match='cannot be restored into'):
+      other.restore(state)
+
+
+def test_arguments_that_json_cannot_hold_are_told_apart_by_repr():
+  class Local(_Other):
+    def __repr__(self):
+      return f'Local({sorted(self.sizes)})'
+
+  protocol = Local(sizes={1, 2})
+  assert protocol.identify() == 'Local([1, 2])'
+  protocol.init(NUM_LEARNERS)
+  Local(sizes={2, 1}).restore(protocol.save())
+  with pytest.raises(ValueError, match=r'cannot be restored into Local\(\[3'):
+    Local(sizes={3}).restore(protocol.save())
 
 
 @every_protocol

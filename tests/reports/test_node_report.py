@@ -180,6 +180,30 @@ def test_nodes_that_are_lost_are_named(tmp_path):
   assert 'Before the end, 1 node left or was lost.' in page.paragraphs[0]
 
 
+@pytest.mark.parametrize('last', [3.0, 9.0])
+def test_report_summary_and_prediction_agree_on_who_died(last, tmp_path):
+  """Node 1 stops at 2; when node 0 has gone on to 3, it may be at work."""
+  rows = [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0), (0, last)]
+  node, end = map(np.array, zip(*rows, strict=True))
+  records = traces.make_records(
+    kind=traces.Kind.STEP,
+    worker=node,
+    step=[1, 1, 2, 2, 3],
+    start_time=end - 1,
+    end_time=end,
+  )
+  config = gossip.Pull().to_config()
+  header = {'num_workers': 2, 'is_recorded': True, 'strategy': config}
+  trace = traces.Trace(records, header)
+  num_dead = int(last > 3)
+  assert traces.summarize(trace).num_deaths == num_dead
+  predicted = simulation.predict(trace)
+  assert traces.summarize(predicted).num_deaths == num_dead
+  page = cases.Page(reports.write_report(_write(tmp_path, trace)))
+  named = page.column('Results').get('nodes that left or were lost')
+  assert named == ('1 (node 1 at step 2)' if num_dead else None)
+
+
 def test_lost_mass_is_in_the_report(tmp_path):
   trace = simulation.simulate(
     gossip.PushSum(),

@@ -1,6 +1,9 @@
 """Nodes and a centre, each in a thread, over their real wires."""
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 import threading
 import time
 
@@ -27,6 +30,60 @@ STRATEGIES = {
   'easgd': gossip.Elastic(rate=0.2, order='easgd', period=2),
 }
 OPTIMIZER = optax.sgd(0.05, 0.9)
+
+
+_METHODS = (
+  *('on_alive', 'on_step', 'on_replies', 'on_outcome', 'on_message'),
+  *('mix_waiting', 'on_done', 'on_end', 'on_join', 'on_join_reply'),
+  *('on_restart', 'on_regroup', 'restore', 'save'),
+)
+
+
+def record_calls(strategy, calls):
+  """Makes a strategy whose machines log their calls.
+
+  Args:
+    strategy: A peer strategy.
+    calls: List to which each call adds (number, machine, method, arguments,
+      result).
+
+  Returns:
+    An equal strategy, of a class of its own.
+  """
+  numbers = itertools.count()
+  lock = threading.Lock()
+
+  def make_method(name):
+    plain = getattr(strategy.node_class, name)
+
+    @functools.wraps(plain)
+    def call(self, *arguments):
+      is_outer = not getattr(self, 'is_inside', False)
+      self.is_inside = True
+      try:
+        result = plain(self, *arguments)
+      finally:
+        self.is_inside = not is_outer
+      if is_outer:
+        # Lists that are changed later must stay what they were.
+        kept = tuple(
+          list(each) if isinstance(each, list) else each for each in arguments
+        )
+        with lock:
+          said = None if name == 'restore' else result
+          calls.append((next(numbers), self, name, kept, said))
+      return result
+
+    return call
+
+  methods = {name: make_method(name) for name in _METHODS}
+  node_class = type('Recorded', (strategy.node_class,), methods)
+  kind = type(strategy)
+  values = {
+    field.name: getattr(strategy, field.name)
+    for field in dataclasses.fields(strategy)
+  }
+  return type(kind.__name__, (kind,), {'node_class': node_class})(**values)
 
 
 class Group:

@@ -1,14 +1,14 @@
 """Real nodes drive the same state machines as the simulator."""
 
-import dataclasses
-import functools
-import itertools
-import threading
+import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import runtime
 from jasgd import simulation
 from jasgd import tasks
@@ -21,6 +21,36 @@ from tests.runtime import peer_cases
 
 Kind = traces.Kind
 NUM_NODES, NUM_STEPS, SEED = 4, 12, 3
+
+
+class Choosy(protocols.Protocol):
+  """Takes pushes of a learner that has not pushed last."""
+
+  holds_learners = False
+  updates_each = True
+
+  def initial_state(self):
+    return {'last': -1}
+
+  def save_state(self):
+    return {'last': self.last}
+
+  def restore_state(self, state):
+    self.last = state['last']
+
+  def handle_push(self, learner, read_clock):
+    is_taken, self.last = learner != self.last, learner
+    fate = protocols.Fate.APPLIED if is_taken else protocols.Fate.DROPPED_LATE
+    return protocols.Decision(fate, is_taken, (learner,))
+
+
+class ChoosyElastic(gossip.Elastic):
+  """Its centre refuses forces."""
+
+  def make_centre(self):
+    return Choosy()
+
+
 STRATEGIES = {
   'pull': gossip.Pull(beta=0.3),
   'pull, ring': gossip.Pull(peers=gossip.topologies.ring(NUM_NODES), period=2),
@@ -29,6 +59,14 @@ STRATEGIES = {
   'elastic': gossip.Elastic(rate=0.25, period=2),
   'elastic, easgd': gossip.Elastic(rate=0.25, order='easgd'),
   'pull and push, own': own_strategies.Neighbour(),
+  'elastic, choosy': ChoosyElastic(rate=0.25),
+}
+# Failures of node 2, and seconds between two checkpoints.
+SCRIPTS = {
+  'no failure': ([], math.inf),
+  'a death': ([simulation.Failure(4.0, 2)], math.inf),
+  'a restart': ([simulation.Failure(5.0, 2, 7.0)], 2.0),
+  'a join': ([simulation.Failure(4.0, 2, 6.0)], math.inf),
 }
 
 
@@ -85,14 +123,19 @@ class Book:
   def __init__(self, rows, node):
     self._rows = rows
     self._node = node
-    self.num_mixes = self.last_version = 0
+    self.num_mixes = self.last_version = self.incarnation = 0
+    self.last_mass = 0.0
 
   def get_time(self):
     return 0.0
 
   def write(self, kind, *rows):
     for row in rows:
-      self._rows.append({'kind': kind, 'replica': self._node, **row})
+      own = {'replica': self._node, 'incarnation': self.incarnation}
+      self._rows.append({'kind': kind, **own, **row})
+      self.last_version = max(self.last_version, row.get('version', 0))
+      if kind != Kind.LOST:
+        self.last_mass = row.get('mass', 0.0)
 
 
 class Script:
@@ -109,25 +152,62 @@ class Script:
     )
     self.layout = self.settings.make_layout()
     self.rows = []
-    self.hosts, self.exchangers = {}, {}
+    self.hosts = {}
+    self.books = {node: Book(self.rows, node) for node in range(NUM_NODES)}
+    self.weights, self.exchangers, self.saved = {}, {}, {}
     for node in range(NUM_NODES):
-      machine = strategy.make_node(node, NUM_NODES, SEED)
-      host = self.hosts[node] = Host(self, node)
-      book = Book(self.rows, node)
-      weights = _weights.NodeWeights(
-        self.settings, node, self.layout, book, host, machine
-      )
-      weights.publish()
-      self.exchangers[node] = _exchange.Exchanger(
-        machine, weights, host, book, self.layout
-      )
-    centre = self.hosts[gossip.CENTRE] = Host(self, gossip.CENTRE)
-    centre.publish(self.settings.make_weights(), 0, 0, 0.0)
-    self._num_moves = 0
+      self.open(node)
+      self.weights[node].publish()
+    if strategy.has_centre:
+      centre = self.hosts[gossip.CENTRE] = Host(self, gossip.CENTRE)
+      centre.publish(self.settings.make_weights(), 0, 0, 0.0)
+      self.protocol = strategy.make_centre()
+      self.protocol.start(NUM_NODES)
+
+  def open(self, node):
+    """A new process of a node, which knows the others that are alive."""
+    machine = self.settings.strategy.make_node(node, NUM_NODES, SEED)
+    host = self.hosts[node] = Host(self, node)
+    host.lost = {each for each, other in self.hosts.items() if other.is_dead}
+    book = self.books[node]
+    weights = self.weights[node] = _weights.NodeWeights(
+      self.settings, node, self.layout, book, host, machine
+    )
+    self.exchangers[node] = _exchange.Exchanger(
+      machine, weights, host, book, self.layout
+    )
+
+  def restart(self, node, version):
+    """A node goes on from its checkpoint of a version, or else joins."""
+    self.open(node)
+    if version is None:
+      # A real node without a checkpoint has recorded a restart before it joins,
+      # which the simulator leaves out.
+      self.weights[node].version = self.books[node].last_version
+      self.exchangers[node].join()
+    else:
+      self.weights[node].restore(*self.saved[node, version])
+      self.weights[node].publish()
+    for host in self.hosts.values():  # They find it by its address.
+      host.lost.discard(node)
+
+  def step(self, node):
+    """A step with its exchange, and a checkpoint of which it may have need."""
+    weights = self.weights[node]
+    self.exchangers[node].make_step()
+    state = jax.tree.map(jnp.array, weights.state)
+    self.saved[node, weights.version] = (state, weights.position)
 
   def move_centre(self, message):
     """The centre moves: what its weights are does not matter here."""
-    version = self._num_moves = self._num_moves + 1
+    if message.worker not in self.protocol.alive:
+      self.protocol.on_join(message.worker)
+    decision = self.protocol.on_push(
+      message.worker, message.step, message.read_version
+    )
+    if not decision.updates:
+      return gossip.Outcome.REFUSED
+    version = self.protocol.clock
     self.rows.append(
       {
         'kind': Kind.MOVE,
@@ -145,25 +225,27 @@ class Script:
     return gossip.Outcome.TAKEN
 
   def run(self, trace):
-    """Steps and deaths in the order of the trace."""
-    is_told = np.isin(trace.records['kind'], (Kind.STEP, Kind.LEAVE))
-    num_steps = dict.fromkeys(range(NUM_NODES), 0)
-    for record in trace.records[is_told]:
-      node = int(record['replica'])
-      if record['kind'] == Kind.LEAVE:
+    """Steps, deaths and returns in the order of the trace."""
+    for record in trace.records:
+      node, kind = int(record['replica']), record['kind']
+      if kind == Kind.LEAVE:
         self.hosts[node].is_dead = True
-        continue
-      self.exchangers[node].make_step()
-      num_steps[node] += 1
-      for each, exchanger in self.exchangers.items():
-        if num_steps[each] == NUM_STEPS and not self.hosts[each].is_dead:
-          exchanger.mix_waiting()  # As a real one does all the time.
+      elif kind == Kind.RESTART:
+        self.restart(node, int(record['read_version']))
+      elif kind == Kind.JOIN:
+        self.restart(node, None)
+      elif kind == Kind.STEP:
+        self.step(node)
+        for each, exchanger in self.exchangers.items():
+          is_done = self.weights[each].step == NUM_STEPS
+          if is_done and not self.hosts[each].is_dead:
+            exchanger.mix_waiting()  # As a real one does all the time.
 
 
 def _list(rows, kinds):
   """Fields of the records without times, in order for each node."""
   names = ('kind', 'source', 'step', 'version', 'read_version')
-  names += ('source_version', 'source_step')
+  names += ('source_version', 'source_step', 'incarnation')
   weights = ('own_weight', 'weight', 'mass')
   found = {}
   for row in rows:
@@ -174,17 +256,19 @@ def _list(rows, kinds):
   return found
 
 
-@pytest.mark.parametrize('has_kill', [False, True])
+@pytest.mark.parametrize('events', SCRIPTS)
 @pytest.mark.parametrize('name', STRATEGIES)
-def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
-  """Driven by one script: the order of all steps, and one death."""
+def test_simulated_and_real_nodes_leave_equal_records(name, events):
+  """Driven by one script: the order of all steps, deaths and returns."""
   strategy = STRATEGIES[name]
+  failures, checkpoint_seconds = SCRIPTS[events]
   trace = simulation.simulate(
     strategy,
     num_workers=NUM_NODES,
     num_gradients=NUM_STEPS * NUM_NODES,
     compute=simulation.exponential(1.0),
-    failures=[simulation.Failure(4.0, 2)] if has_kill else [],
+    failures=failures,
+    checkpoint_seconds=checkpoint_seconds,
     seed=SEED,
   )
   script = Script(strategy)
@@ -193,7 +277,9 @@ def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
   simulated = [
     dict(zip(names, record, strict=True)) for record in trace.records.tolist()
   ]
-  kinds = (Kind.STEP, Kind.MIX, Kind.MOVE, Kind.LOST)
+  returns = {'a restart': Kind.RESTART, 'a join': Kind.JOIN}.get(events)
+  assert returns is None or returns in trace.records['kind']
+  kinds = (Kind.STEP, Kind.MIX, Kind.MOVE, Kind.LOST, Kind.RESTART, Kind.JOIN)
   found, expected = _list(script.rows, kinds), _list(simulated, kinds)
   if traces.SERVER in expected:  # No one reads the number of steps in a force.
     for rows in (*found.values(), *expected.values()):
@@ -201,63 +287,21 @@ def test_simulated_and_real_nodes_leave_equal_records(name, has_kill):
         row[6] = 0
   assert found == expected
   assert any(row[0] == Kind.MIX for rows in found.values() for row in rows)
-  if has_kill and 'elastic' not in name:
-    is_lost = [row[0] == Kind.LOST for rows in found.values() for row in rows]
+  is_lost = [row[0] == Kind.LOST for rows in found.values() for row in rows]
+  if events == 'a death' and 'elastic' not in name:
     assert any(is_lost) == name.startswith('pull')
+  elif 'elastic' in name:
+    assert any(is_lost) == ('choosy' in name)
 
 
 # --- The calls of a real run, repeated on a fresh machine.
-
-_METHODS = (
-  *('on_alive', 'on_step', 'on_replies', 'on_outcome', 'on_message'),
-  *('mix_waiting', 'on_done', 'on_end', 'on_join', 'on_join_reply'),
-  *('on_restart', 'restore', 'save'),
-)
-
-
-def _record_calls(strategy, calls):
-  """Lets all machines of a strategy log their calls and results."""
-  numbers = itertools.count()
-  lock = threading.Lock()
-
-  def make_method(name):
-    plain = getattr(strategy.node_class, name)
-
-    @functools.wraps(plain)
-    def call(self, *arguments):
-      is_outer = not getattr(self, 'is_inside', False)
-      self.is_inside = True
-      try:
-        result = plain(self, *arguments)
-      finally:
-        self.is_inside = not is_outer
-      if is_outer:
-        # Lists that are changed later must stay what they were.
-        kept = tuple(
-          list(each) if isinstance(each, list) else each for each in arguments
-        )
-        with lock:
-          said = None if name == 'restore' else result
-          calls.append((next(numbers), self, name, kept, said))
-      return result
-
-    return call
-
-  methods = {name: make_method(name) for name in _METHODS}
-  node_class = type('Recorded', (strategy.node_class,), methods)
-  kind = type(strategy)
-  values = {
-    field.name: getattr(strategy, field.name)
-    for field in dataclasses.fields(strategy)
-  }
-  return type(kind.__name__, (kind,), {'node_class': node_class})(**values)
 
 
 @pytest.mark.parametrize('name', ['pull', 'push', 'push-sum', 'elastic'])
 def test_a_fresh_machine_repeats_a_real_run_with_a_kill(name, tmp_path):
   """Every call of a real run, fed to a fresh object, gives an equal result."""
   calls = []
-  strategy = _record_calls(peer_cases.STRATEGIES[name], calls)
+  strategy = peer_cases.record_calls(peer_cases.STRATEGIES[name], calls)
   group = peer_cases.Group(tmp_path, strategy, num_steps=100_000)
   nodes = list(range(peer_cases.NUM_NODES))
   try:

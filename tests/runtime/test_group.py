@@ -11,6 +11,7 @@ import jasgd
 from jasgd import engine
 from jasgd import gossip
 from jasgd import runtime
+from jasgd import simulation
 from jasgd import traces
 from jasgd.engine import _mean
 from jasgd.runtime.nodes import _group
@@ -64,20 +65,26 @@ class Group(peer_cases.Group):
   Args:
     folder: Of the run.
     deaths: How often a node meets the others before it is killed, by number.
+    absences: How often a node meets the others before it is killed on the way
+      to them, by number: the others do not meet without it.
     stops: How often it does so before it is told to end.
     strategy: An all-reduce.
   """
 
-  def __init__(self, folder, *, deaths=None, stops=None, strategy=None):
+  def __init__(
+    self, folder, *, deaths=None, absences=None, stops=None, strategy=None
+  ):
     super().__init__(
       folder,
       strategy or gossip.AllReduce(),
       num_steps=NUM_STEPS,
       min_seconds=(),
+      checkpoint_seconds=0.0,
       deadlines=runtime.Deadlines(end=peer_cases.PATIENCE),
     )
     self.killed = []
     self._deaths = deaths or {}
+    self._absences = absences or {}
     self._told = stops or {}
     self._meeting = Meeting()
 
@@ -89,7 +96,7 @@ class Group(peer_cases.Group):
       number = next(numbers)
       if number == told:
         stopped.set()
-      if number == deaths:
+      if number in (deaths, self._absences.get(node)):
         raise _KilledError
       # A node that is killed after a meeting has not recorded the result.
       result = self._meeting.join(node, number, said)
@@ -260,6 +267,65 @@ def test_other_errors_are_not_translated():
   lost = _group.LostProcesses(1, 2, None, 0, 0.0, lambda: 0)
   with pytest.raises(ValueError, match='a bug'), lost.detect_lost_peers():
     raise ValueError('This is a bug.')
+
+
+# --- The simulator.
+
+
+def _list_rows(trace, node):
+  """Fields of a node's records, without times; it records no own death."""
+  own = trace.of_replica(node)
+  names = ('kind', 'step', 'version', 'read_version', 'group', 'incarnation')
+  names += ('own_weight', 'weight', 'updates')
+  return own[own['kind'] != Kind.LEAVE][list(names)].tolist()
+
+
+def _list_calls(calls):
+  """Calls of each node's machines; a checkpoint can be made at any time."""
+  machines = {}
+  for _, machine, method, arguments, result in calls:
+    if method != 'save':
+      own = machines.setdefault((machine.node, id(machine)), [])
+      own.append((method, arguments, result))
+  return sorted(machines.items(), key=lambda item: item[0][0])
+
+
+@pytest.mark.parametrize('is_lost', [False, True])
+@pytest.mark.parametrize('period', [1, 2])
+def test_simulated_and_real_nodes_make_the_same_calls(
+  period, is_lost, tmp_path
+):
+  """Node 1 dies before the mean after step 4; all go back to step 3."""
+  real_calls, simulated_calls = [], []
+  strategy = gossip.AllReduce(period=period)
+  # Votes and checkpoints are at the steps 0, 1 and 3.
+  absence = BEFORE_VOTE + (6 if period == 1 else 4)
+  recorded = peer_cases.record_calls(strategy, real_calls)
+  if is_lost:
+    group = run_group(tmp_path, absences={1: absence}, strategy=recorded)
+    assert group.killed == [1]
+  group = run_group(tmp_path, strategy=recorded)
+  assert not group.errors
+  group.check_replay()
+  # A mean takes 2 (n - 1) latencies, a quarter of a step.
+  saved_at = 3 + 0.25 * (3 // period)
+  trace = simulation.simulate(
+    peer_cases.record_calls(strategy, simulated_calls),
+    num_workers=NUM_NODES,
+    num_gradients=NUM_STEPS * NUM_NODES,
+    network=simulation.Network(latency=1 / 16),
+    seed=group.settings.seed,
+    failures=[simulation.Failure(saved_at + 1.125, 1, 9.0)] * is_lost,
+    checkpoint_seconds=saved_at,
+  )
+  for node in range(NUM_NODES):
+    assert _list_rows(trace, node) == _list_rows(group.load_trace(), node)
+  assert (Kind.RESTART in trace.records['kind']) == is_lost
+  found, expected = map(_list_calls, (real_calls, simulated_calls))
+  assert [calls for _, calls in found] == [calls for _, calls in expected]
+  methods = {method for _, calls in found for method, *_ in calls}
+  assert {'on_regroup', 'on_replies', 'on_done', 'on_end'} <= methods
+  assert ({'restore', 'on_restart'} <= methods) == is_lost
 
 
 # --- Stops.

@@ -35,6 +35,7 @@ MESSAGES = st.builds(
   rate=FLOAT,
   share=FLOAT,
   mass=FLOAT,
+  read_version=INT64,
   # Other characters are replaced: see the tests of texts.
   text=st.text(
     st.characters(codec='ascii', categories=['L', 'P']), max_size=40
@@ -118,7 +119,7 @@ def test_garbage_is_refused(start, garbage):
 @pytest.mark.parametrize(
   ('position', 'value', 'reason'),
   [
-    pytest.param(4, b'\x03\x00', 'version', id='newer'),
+    pytest.param(4, b'\x04\x00', 'version', id='newer'),
     pytest.param(6, b'\x00', 'garbage', id='no such verb'),
     pytest.param(20, b'\xff\xff\xff\xff', 'oversized', id='endless text'),
     pytest.param(HEAD_SIZE, b'\xff', 'garbage', id='no UTF-8'),

@@ -30,7 +30,7 @@ class Log:
 
   def __init__(self, layout):
     self.events = []
-    self.num_mixes = self.last_version = 0
+    self.num_mixes = self.last_version = self.incarnation = 0
     self.last_mass = 0.25
     self._layout = layout
     self._time = 0.0
@@ -239,6 +239,7 @@ def test_a_node_that_comes_back_has_a_version_of_its_own(node):
   node.weights.restore(kept, position)
   node.weights.publish()
   check_change(node, Kind.RESTART, version=4, read_version=2, step=2, mass=0.25)
+  assert node.log.incarnation == 1
   expected = step_from(node.params)
   node.weights.make_step(node.machine.on_step)
   _, params = check_change(node, Kind.STEP, version=5, read_version=4, step=3)

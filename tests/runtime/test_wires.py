@@ -158,6 +158,7 @@ def test_every_field_both_ways(name, bench):
     'rate': -1e-300,
     'share': 0.25,
     'mass': 1e300,
+    'read_version': 2**60,
     'text': 'Grüße',
   }
   connection = bench.connect()

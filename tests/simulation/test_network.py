@@ -378,14 +378,14 @@ def test_each_direction_of_the_centres_link_has_a_queue():
   # Three nodes that come back at once ask without sending forces.
   trace = cases.simulate_peers(
     gossip.Elastic(),
-    num_workers=3,
+    num_workers=4,
     num_steps=1,
     network=network,
-    failures=[simulation.Failure(0.5, node, 1.0) for node in range(3)],
+    failures=[simulation.Failure(0.5, node, 9.0) for node in range(3)],
   )
   joins = trace.records[trace.records['kind'] == traces.Kind.JOIN]
   assert joins['replica'].tolist() == [0, 1, 2]
-  np.testing.assert_allclose(joins['end_time'], [3, 5, 7])
+  np.testing.assert_allclose(joins['end_time'], [11, 13, 15])
 
 
 def test_a_returning_node_waits_for_its_turn_at_the_centre():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
 from jasgd.gossip import topologies
@@ -176,10 +177,13 @@ def test_an_allreduce_goes_back_to_the_last_common_checkpoint(
     (2, first_step, 5, 2 * first_step, 5.0),
   ]
   assert trace.duration == 5 + 3 - first_step
-  # No mean has the number of another.
+  # No mean has the number of another, and no number is left out.
   numbers = [number for (number,) in _list(trace, traces.Kind.MEAN, 'group')]
-  assert len(set(numbers)) == len(numbers) / 3
-  assert len(trace.mixes) == 3 * (2 + 3 - first_step)
+  num_means = 2 + 3 - first_step
+  assert numbers == np.repeat(np.arange(num_means) + 1, 3).tolist()
+  incarnations = trace.records['incarnation']
+  is_after = trace.records['end_time'] >= 5
+  np.testing.assert_array_equal(incarnations, is_after)
 
 
 def test_an_allreduce_ends_with_a_node_that_is_gone_for_good():
@@ -229,6 +233,59 @@ def test_a_dead_peer_is_asked_once():
     np.testing.assert_allclose(trace.duration, 3 + 0.4 + 0.3)
     waiting = traces.summarize(trace).workers.times.waiting
     np.testing.assert_allclose(waiting, [0.7, 0])
+
+
+def test_a_dead_receiver_is_noticed_after_the_detection_time():
+  """Until then the sender still believes that it is alive, and sends again."""
+  strategy = gossip.PushSum(
+    peers=topologies.with_constant_weights(topologies.ring(2), 0.5)
+  )
+  trace = cases.simulate_peers(
+    strategy,
+    num_workers=2,
+    num_steps=5,
+    failures=[simulation.Failure(0.5, 1)],
+    detection_seconds=2.5,
+  )
+  own = trace.of_replica(0)
+  steps = own[own['kind'] == traces.Kind.STEP]
+  # It sends after the steps at 1, 2 and 3. The mass of the first message comes
+  # back at 3.5, that of the others at 4.5 and 5.5.
+  np.testing.assert_allclose(
+    steps['mass'], [1 / 2, 1 / 4, 1 / 8, 1 / 8 + 1 / 2, 1 / 8 + 3 / 4]
+  )
+  (end,) = own[own['kind'] == traces.Kind.END]
+  assert end['mass'] == 1
+
+
+def test_a_sender_that_dies_before_it_notices_loses_the_mass():
+  strategy = gossip.PushSum(
+    peers=topologies.with_constant_weights(topologies.ring(3), 0.25)
+  )
+  failures = [simulation.Failure(0.5, 1), simulation.Failure(1.5, 0)]
+  trace = cases.simulate_peers(
+    strategy,
+    num_workers=3,
+    num_steps=1,
+    failures=failures,
+    detection_seconds=1.0,
+  )
+  lost = _list(trace, traces.Kind.LOST, 'replica', 'source', 'mass', 'end_time')
+  assert lost == [(0, 1, 0.25, 2.0)]
+  (end,) = _list(trace, traces.Kind.END, 'mass')
+  assert traces.summarize(trace).lost_mass == pytest.approx(3 - end[0])
+
+
+def test_a_peer_that_is_back_before_it_is_missed_counts_as_alive():
+  trace = cases.simulate_peers(
+    gossip.Push(peers=topologies.ring(2)),
+    num_workers=2,
+    num_steps=6,
+    failures=[simulation.Failure(0.5, 1, 1.25)],
+    detection_seconds=0.5,
+  )
+  mixes = trace.mixes[trace.mixes['replica'] == 1]
+  assert mixes['source_step'].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_random_peers_are_drawn_among_those_believed_alive():
@@ -286,8 +343,56 @@ def test_a_joiner_takes_over_weights_and_step(name):
   else:
     assert mix['source'] == 0  # Node 6 is dead.
     assert mix['step'] == join['step'] == mix['source_step'] > 0
-    # It asks node 6 first, and then node 0: a latency there and back, each.
-    assert mix['end_time'] == pytest.approx(4 + 4 * 0.3 + 4 / 10, abs=0.61)
+    # It knows that node 6 is dead: one latency there and back.
+    assert mix['end_time'] == pytest.approx(4 + 2 * 0.3 + 4 / 10)
+
+
+def test_a_joiner_finds_out_that_a_peer_has_just_died():
+  """Its question is under way for 0.25, and node 2 dies meanwhile."""
+  trace = cases.simulate_peers(
+    gossip.Pull(period=100),
+    num_workers=3,
+    num_steps=9,
+    network=simulation.Network(latency=0.25),
+    failures=[simulation.Failure(1.5, 1, 4.0), simulation.Failure(4.125, 2)],
+    detection_seconds=1.0,
+  )
+  (join,) = _list(trace, traces.Kind.JOIN, 'start_time', 'end_time', 'step')
+  # A latency there and back for each question, and the detection time.
+  assert join == (4.0, 4 + 1.0 + 4 * 0.25, 5)
+
+
+def test_nodes_without_steps_cannot_help_a_joiner():
+  """Node 0 is back before any node has made a step, and starts anew."""
+  trace = _run_constant(gossip.Pull(), [simulation.Failure(0.25, 0, 0.5)])
+  assert not len(trace.records[trace.records['kind'] == traces.Kind.JOIN])
+  fields = ('replica', 'step', 'read_version', 'end_time')
+  assert _list(trace, traces.Kind.RESTART, *fields) == [(0, 0, 0, 0.5)]
+  assert trace.steps['end_time'].max() == 3.5
+
+
+class _FreshElastic(gossip.Elastic):
+  """Its centre refuses forces that were computed with an old version."""
+
+  def make_centre(self):
+    return protocols.ringmaster(1)
+
+
+def test_the_centre_moves_only_if_its_protocol_updates():
+  """Three nodes ask together: their forces have staleness 0, 1 and 2."""
+  trace = cases.simulate_peers(
+    _FreshElastic(),
+    num_workers=3,
+    num_steps=4,
+    network=simulation.Network(latency=0.25),
+  )
+  moves = trace.of_replica(traces.SERVER)
+  assert moves['version'].tolist() == [*range(1, 9)]
+  # The last one is too stale, and the centre does not move by it.
+  assert moves['source'].tolist() == [0, 1] * 4
+  lost = _list(trace, traces.Kind.LOST, 'replica', 'source', 'read_version')
+  versions = trace.mixes['version'][trace.mixes['replica'] == 2] - 1
+  assert lost == [(2, traces.SERVER, version) for version in versions]
 
 
 def test_a_node_goes_on_from_its_checkpoint():

@@ -237,7 +237,6 @@ def test_fields_without_use_are_0(name):
     'fate': [],
     'source': [Kind.MIX, Kind.MOVE, Kind.LOST],
     'group': [Kind.MIX, Kind.MEAN],
-    'incarnation': [],
     'samples': [Kind.STEP],
     'read_version': [Kind.STEP, Kind.LOST, Kind.RESTART],
     'source_version': [Kind.MIX, Kind.MOVE],
@@ -254,6 +253,11 @@ def test_fields_without_use_are_0(name):
   assert np.all(trace.records['worker'] >= 0)
   grouped = trace.of_kind(Kind.MIX, Kind.MEAN)['group']
   assert np.all(grouped > 0)
+  for node in range(cases.NUM_NODES):
+    own = trace.of_replica(node)
+    np.testing.assert_array_equal(
+      own['incarnation'], np.cumsum(own['kind'] == Kind.RESTART)
+    )
 
 
 def test_same_on_every_machine():

@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-  """A task, and what must be true of it."""
+  """A task, and its expected properties."""
 
   name: str
   num_params: int
@@ -45,9 +45,9 @@ class Case:
     return tasks.make_task(self.name, batch=batch, **self.arguments, **options)
 
   def make_small(self, batch: int = 8) -> tasks.Task:
-    """The task; random images in place of those that would be downloaded."""
+    """The task with random images in place of downloaded ones."""
     with (
-      tempfile.TemporaryDirectory() as folder,  # Of what was decoded.
+      tempfile.TemporaryDirectory() as folder,  # For decoded images.
       mock.patch.dict(os.environ, JASGD_CACHE=folder),
       mock.patch.object(tfds, 'data_source', _draw_source),
     ):
@@ -66,7 +66,7 @@ def _draw_source(name, *, split, **options):
   del options
   rng = np.random.default_rng(len(split))
   size = NUM_DRAWN if split == 'train' else 100
-  name, _ = name.split(':')  # The version is of no matter.
+  name, _ = name.split(':')  # Without the version.
   shape = {'mnist': (28, 28, 1), 'cifar10': (32, 32, 3)}[name]
   images = rng.integers(0, 256, (size, *shape), np.uint8)
   labels = rng.integers(0, 10, size)

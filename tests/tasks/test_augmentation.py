@@ -1,4 +1,4 @@
-"""Flips and crops: each output is one of the crops that there are."""
+"""Flips and crops: each output is one of the possible crops."""
 
 import functools
 import itertools
@@ -49,7 +49,7 @@ def test_each_image_is_one_of_its_crops(dtype, fill):
     for place, crop in list_crops(images[0], fill, 4).items()
   }
   found = {crops[image.tobytes()] for image in np.asarray(result)}
-  assert len(found) > 20  # Each image has a crop and a flip of its own.
+  assert len(found) > 20  # Crop and flip are drawn per image.
 
 
 def test_crops_and_flips_are_uniform():
@@ -79,7 +79,7 @@ def test_a_task_augments_by_the_gradients_key():
   assert (batch['image'] != expected['image']).any()
   by_hand = augment(tasks.fold_key(1, 2, 3), expected['image'])
   np.testing.assert_array_equal(batch['image'], by_hand)
-  # What it is tested on stays as it is.
+  # Test images are not augmented.
   np.testing.assert_array_equal(
     augmented.test_data['image'], plain.test_data['image']
   )

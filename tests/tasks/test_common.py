@@ -23,7 +23,8 @@ def test_every_task_and_model_is_listed():
     models = re.match(
       "Unknown model 'nothing'. Known: (.*)[.]", str(caught.value)
     )
-    names = models[1].split(', ') if models else [None]  # It has no models.
+    # None: the task has no models to choose from.
+    names = models[1].split(', ') if models else [None]
     known |= {(name, model) for model in names}
   assert listed == known
 
@@ -47,7 +48,7 @@ def test_init_depends_on_its_key_alone(case_id):
   first, again, other = (init(jax.random.key(i)) for i in (1, 1, 2))
   trees.assert_same_bits(first, again)
   trees.assert_same_types(first, other)
-  if task.name != 'logistic':  # It begins at zero.
+  if task.name != 'logistic':  # Its first weights are 0.
     leaves = zip(*map(jax.tree.leaves, (first[0], other[0])), strict=True)
     assert any((a != b).any() for a, b in leaves)
 
@@ -68,7 +69,7 @@ def test_loss_is_a_mean_with_a_finite_gradient(case_id):
   assert any((leaf != 0).any() for leaf in jax.tree.leaves(grads))
   if case.has_stats:
     return  # The statistics of two halves are not those of the whole.
-  # Each half twice, in place of the whole: the mean of both is the same.
+  # Each half twice, in place of the whole: the mean of both is the gradient.
   halves = [
     jax.tree.map(lambda leaf, part=part: jnp.repeat(leaf[part], 2, 0), batch)
     for part in (slice(0, 4), slice(4, 8))

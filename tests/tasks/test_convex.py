@@ -92,7 +92,7 @@ def test_optimum_of_the_logistic_task():
   odds = 1 / (1 + np.exp(-inputs @ optimum))
   gradient = inputs.T @ (odds - labels) / len(labels) + 0.03 * optimum
   assert np.linalg.norm(gradient) < 1e-10
-  # And the loss is what its formula says.
+  # The loss agrees with its formula.
   expected = -np.mean(np.log(np.where(labels > 0, odds, 1 - odds)))
   expected += 0.015 * optimum @ optimum
   metrics = tasks.evaluate(task, jnp.asarray(optimum, jnp.float32), {})

@@ -37,7 +37,7 @@ def draw(shape, dtype, seed=0):
 
 
 def compare(ours, plain, shapes, dtype):
-  """Values and gradients of `ours` and `plain` are the same."""
+  """Checks that `ours` and `plain` have equal values and gradients."""
   is_double = dtype is np.float64
   with jax.enable_x64(True) if is_double else contextlib.nullcontext():
     arguments = [draw(shape, dtype, seed) for seed, shape in enumerate(shapes)]
@@ -46,7 +46,7 @@ def compare(ours, plain, shapes, dtype):
 
 def _compare(ours, plain, arguments, dtype):
   outputs = jax.eval_shape(plain, *arguments)
-  weights = draw(outputs.shape, dtype, 9)  # Each output has a say of its own.
+  weights = draw(outputs.shape, dtype, 9)  # A different weight per output.
 
   def measure(function, *args):
     weigh = lambda *args: jnp.sum(function(*args) * weights)
@@ -90,7 +90,7 @@ def test_convolve(images, kernel, padding, stride, dtype):
   compare(ours, plain, (images, kernel), dtype)
 
 
-# Few channels are worked off as patches, many as a convolution.
+# With few channels it computes patches, with many a convolution.
 POOLED = [
   ((2, 12, 12, 1), 5, 2, 6),
   ((2, 14, 14, 6), 5, 0, 16),
@@ -182,7 +182,7 @@ def test_layer_has_the_weights_of_linen(stride, use_bias):
 
 
 class PlainNet(linen.Module):
-  """The pooled networks of the room as anybody would write them."""
+  """The pooled networks in plain flax."""
 
   features: tuple[int, ...]
   kernel: int

@@ -23,7 +23,7 @@ EXAMPLES = [
 
 @pytest.fixture
 def reads(monkeypatch, tmp_path):
-  """What was asked of tensorflow-datasets, which has one small set."""
+  """Requests to a fake tensorflow-datasets with one small set."""
   calls = []
 
   def data_source(name, **arguments):

@@ -14,7 +14,7 @@ MOMENTUM = 0.9
 
 
 class LinenNet(linen.Module):
-  """Batch normalisation of what is put in; then dropout; then a dense layer."""
+  """Batch normalisation of the input, dropout, and a dense layer."""
 
   rate: float = 0.0
 
@@ -64,7 +64,7 @@ every_way = pytest.mark.parametrize('make', [make_linen, make_nnx])
 
 @every_way
 def test_batch_statistics(make):
-  """A running mean of the batches in training, and fixed in evaluation."""
+  """They are a running mean in training, and fixed in evaluation."""
   task = make()
   params, stats = task.init(jax.random.key(0))
   batch = task.batches(task.data, 0, 0, 0)
@@ -146,7 +146,7 @@ def test_options_reach_the_task(make):
     make(shards='shards', num_learners=6)
 
 
-def test_a_measure_and_a_preparation_of_ones_own():
+def test_own_measure_and_preparation():
   examples = {'image': np.arange(6, dtype=np.uint8)[:, None]}
   examples['target'] = 2.0 * np.arange(6, dtype=np.float32)[:, None]
   task = tasks.from_linen(

@@ -1,4 +1,4 @@
-"""Shards: who owns what, and that everything is owned by somebody."""
+"""Shards: every sample has one owner, also with newcomers."""
 
 import functools
 import itertools
@@ -43,7 +43,7 @@ def draw_epoch(shards, learner, *, batch=10, seed=0, epoch=0):
   elif shards == 'dirichlet':
     size = int(data['shards']['sizes'][learner % 4])
   steps = size // batch
-  # Always as many steps, so that it is compiled once.
+  # A constant number of steps, so that it is compiled once.
   rows = draw(data, 3, learner, epoch * steps + np.arange(len(LABELS) // batch))
   return np.asarray(rows)[:steps].ravel().tolist()
 
@@ -58,7 +58,7 @@ def test_an_epoch_is_without_repeats(shards):
 
 @pytest.mark.parametrize('shards', ['shards', 'dirichlet'])
 def test_shards_divide_the_set(shards):
-  """With batches of one nothing is left out, and each sample has one owner."""
+  """With batches of one no sample is left out, and each has one owner."""
   parts = [draw_epoch(shards, learner, batch=1) for learner in range(4)]
   assert sorted(itertools.chain(*parts)) == list(range(len(LABELS)))
   again = [
@@ -67,15 +67,15 @@ def test_shards_divide_the_set(shards):
   for part, other in zip(parts, again, strict=True):
     assert sorted(part) == sorted(other)
     assert part != other
-  # A newcomer shares a shard, in an order of its own.
+  # A newcomer shares a shard, in a different order.
   newcomer = draw_epoch(shards, 6, batch=1)
   assert sorted(newcomer) == sorted(parts[2])
   assert newcomer != parts[2]
-  # Another task's seed divides otherwise.
+  # Another seed of the task makes another division.
   assert sorted(draw_epoch(shards, 0, batch=1, seed=1)) != sorted(parts[0])
 
 
-def test_whole_is_everything_for_everyone():
+def test_whole_gives_every_learner_all_samples():
   first, second = (draw_epoch('whole', learner, batch=1) for learner in (0, 1))
   assert sorted(first) == sorted(second) == list(range(len(LABELS)))
   assert first != second

@@ -1,4 +1,4 @@
-"""Shuffles: one-to-one, uniform, and the same however they are asked for."""
+"""Shuffles: one-to-one, uniform, and equal for all ways to call them."""
 
 import itertools
 
@@ -130,7 +130,7 @@ def test_the_same_in_every_way_of_calling():
 
 
 def test_the_same_on_every_machine():
-  """Whoever changes these numbers changes all runs."""
+  """If these numbers change, recorded runs cannot be replayed."""
   index = tasks.draw_samples(2024, 3, 11, num_samples=60_000, batch=6)
   assert index.tolist() == GOLDEN
   mask = 2**32 - 1
@@ -140,7 +140,7 @@ def test_the_same_on_every_machine():
     word = (word ^ word >> 13) * 0xC2B2AE35 & mask
     return word ^ word >> 16
 
-  # By the definition, in the integers of Python.
+  # The definition, in Python integers.
   key = jax.random.fold_in(tasks.fold_key(2024, 3, 0), 0x65706F63)
   first, second = map(int, jax.random.key_data(key))
   keys = [

@@ -70,7 +70,7 @@ def test_shards_divide_the_source_for_good():
     for epoch in (1, 2):
       samples = draw_epoch(task, learner, epoch, size)
       assert sorted(samples) == owned[learner % 3]
-  # A newcomer goes through its shard in an order of its own.
+  # A newcomer reads its shard in a different order.
   assert draw_epoch(task, 0, 0, 7) != draw_epoch(task, 3, 0, 7)
 
 

@@ -12,7 +12,7 @@ from tests import trees
 
 
 def make_tiny(**changes):
-  """A task whose one weight is to be the mean of 0..9."""
+  """A task with one weight, whose optimum is the mean of 0..9."""
   data = {'x': jnp.arange(10.0)}
   fields = {
     'name': 'tiny',
@@ -166,7 +166,7 @@ def test_make_task_refuses(name, options, message):
     tasks.make_task(name, batch=8, **options)
 
 
-def test_any_task_may_be_told_where_data_is_and_how_many_learn():
+def test_any_task_takes_data_dir_and_num_learners():
   task = tasks.make_task(
     'quadratic', batch=8, data_dir='nowhere', num_learners=7, seed=3
   )

@@ -29,7 +29,7 @@ def test_every_example_is_on_one_side(share):
   assert len(held) == round(share * 40)
   assert sorted([*trained, *held]) == list(range(40))
   assert task.num_samples == len(trained)
-  # Labels go with their images, and no side is a stretch of the set.
+  # Labels stay with their images, and both sides are spread over the set.
   np.testing.assert_array_equal(task.test_data['label'], held % 2)
   assert not np.array_equal(np.sort(held), np.arange(len(held)))
 
@@ -42,7 +42,7 @@ def test_an_epoch_has_only_what_is_trained_on():
   assert not held & set(np.ravel(drawn).tolist())
 
 
-def test_it_is_the_same_each_time_and_0_is_none():
+def test_a_validation_set_never_changes_and_0_means_none():
   first, second = (_make_task(0.3).test_data['image'] for _ in range(2))
   np.testing.assert_array_equal(first, second)
   whole = _make_task(0.0)
@@ -61,7 +61,7 @@ def test_the_digits_can_be_held_out_of_by_name():
   task = tasks.make_task('digits', batch=4, validation=0.1)
   assert task.num_samples == whole.num_samples - 144
   assert len(task.test_data['label']) == 144
-  # All digits are there.
+  # All digits occur.
   assert set(np.asarray(task.test_data['label']).tolist()) == set(range(10))
   # Both sides together are the training set, and no image of the test set.
   kept, held, images = (

@@ -187,14 +187,14 @@ def test_the_table_of_nodes():
 
 
 def test_deaths_and_the_mass_that_is_lost(tmp_path):
-  end = {'kind': Kind.END, 'version': 1, 'mass': 1.0}
+  end = {'kind': Kind.END, 'version': 1, 'end_time': 5.0, 'mass': 1.0}
   join = {'kind': Kind.JOIN}
   files = {
     # Ends in good order, goes on later, and ends again.
     0: [
       cases.step(1, 1.0, mass=1.0),
-      end,
-      cases.restart(2, 1, 0.0, mass=1.0),
+      {**end, 'end_time': 2.0},
+      cases.restart(2, 1, 4.0, mass=1.0),
       end,
     ],
     # Dies with 0.5, comes back with the 0.75 of its checkpoint, and dies again.
@@ -214,14 +214,66 @@ def test_deaths_and_the_mass_that_is_lost(tmp_path):
       {**end, 'mass': 0.1},
     ],
   }
-  cases.write_files(tmp_path, files)
+  cases.write_files(tmp_path, files, is_recorded=True)
   summary = traces.summarize(traces.Trace.load(tmp_path))
-  assert (summary.num_deaths, summary.num_returns) == (3, 3)
+  # Node 0 came back without having died.
+  assert (summary.num_deaths, summary.num_returns) == (3, 2)
   assert summary.num_restarts == 2
   lost = 2 - (1.0 + 0.1)  # Two began with 1 each, and two have ended.
   assert summary.lost_mass == pytest.approx(lost)
-  assert 'deaths     3, returns 3' in str(summary)
+  assert 'deaths     3, returns 2' in str(summary)
   assert 'mass lost  0.9 of 3' in str(summary)
+
+
+def _find_last_deaths(*rows, **header):
+  """Nodes whose last record is a death, in a run of real nodes."""
+  rows = [{'start_time': row['end_time'] - 1, **row} for row in rows]
+  trace = _make(*rows, is_recorded=True, **header)
+  found = statistics.find_deaths(trace)
+  summary = traces.summarize(trace)
+  assert summary.num_deaths == np.count_nonzero(found.is_death)
+  return found.records['replica'][found.is_death].tolist()
+
+
+def test_a_node_that_may_be_at_work_has_not_died():
+  rows = [
+    cases.step(number, float(number), replica=node, mass=1.0)
+    for number in (1, 2, 3)
+    for node in (0, 1)
+  ]
+  assert not _find_last_deaths(*rows)
+  later = [cases.step(4, 4.0, mass=1.0), cases.step(5, 4.5, mass=1.0)]
+  # Node 1 took a second between two records; it is silent for that long.
+  assert not _find_last_deaths(*rows, later[0])
+  assert _find_last_deaths(*rows, *later) == [1]
+  # It is the only one that has not ended, and has recorded nothing since.
+  end = {'kind': Kind.END, 'version': 3, 'end_time': 3.25, 'mass': 1.0}
+  assert _find_last_deaths(*rows, end) == [1]
+  last = cases.step(4, 3.5, replica=1, mass=1.0)
+  assert not _find_last_deaths(*rows, end, last)
+  # Of one record it is known how long that took.
+  rows = [rows[0], rows[1], rows[2]]
+  assert not _find_last_deaths(*rows)
+  assert _find_last_deaths(*rows, cases.step(3, 2.5)) == [1]
+
+
+def test_nodes_at_work_have_not_lost_their_mass():
+  rows = [cases.step(1, 1.0, replica=node, mass=1.0) for node in (0, 1)]
+  summary = traces.summarize(_make(*rows, is_recorded=True))
+  assert (summary.num_deaths, summary.lost_mass) == (0, 0)
+
+
+def test_all_nodes_restart_when_one_of_an_all_reduce_dies():
+  trace = _simulate(
+    'allreduce', num_workers=3, num_steps=6, failures=[(2.5, 1, 4.0)]
+  )
+  kinds = trace.records['kind']
+  assert np.count_nonzero(kinds == Kind.RESTART) == 3
+  found = statistics.find_deaths(trace)
+  assert found.records['replica'][found.is_death].tolist() == [1]
+  assert found.records['replica'][found.is_return].tolist() == [1]
+  summary = traces.summarize(trace)
+  assert (summary.num_deaths, summary.num_returns) == (1, 1)
 
 
 def test_no_records_and_no_deaths():

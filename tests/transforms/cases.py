@@ -21,7 +21,7 @@ NUM_STEPS = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-  """How to build a transformation, and which of its numbers may be traced."""
+  """A transformation, and its hyper-parameters that may be traced."""
 
   factory: Callable[..., optax.GradientTransformation]
   static: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -30,7 +30,7 @@ class Case:
 
   @functools.cached_property
   def default(self) -> optax.GradientTransformationExtraArgs:
-    """Built once: jax finds what it has traced for it."""
+    """The transformation, built once so that jax reuses its traces."""
     return self.make()
 
   @functools.cached_property
@@ -127,7 +127,7 @@ def make_params(dtype=jnp.float32) -> Any:
 
 
 def make_mixed_params() -> Any:
-  """The same, with leaves of two dtypes."""
+  """The same tree, with leaves of two dtypes."""
   params = make_params()
   params['dense']['kernel'] = params['dense']['kernel'].astype(jnp.bfloat16)
   return params

@@ -1,4 +1,4 @@
-"""`softsync` and the two functions it is made of."""
+"""`softsync`, `accumulate` and `update`."""
 
 import jax
 import jax.numpy as jnp
@@ -203,7 +203,7 @@ def test_stale_params_of_one_gradient_are_not_those_of_a_group():
 
 
 def test_two_functions_are_the_wrapper():
-  """What a server calls, one by one, gives what the wrapper gives."""
+  """The separate calls of a server have the results of the wrapper."""
   optimizer = optax.adam(0.1)
   server = jasgd.make_aggregation(optimizer, 'inverse')
   softsync = jasgd.softsync(optimizer, 3, 'inverse')
@@ -224,7 +224,7 @@ def test_two_functions_are_the_wrapper():
 
 
 def test_a_group_may_have_any_size():
-  """A protocol decides when to update: the mean is over what is there."""
+  """A protocol decides when to update with the gradients so far."""
   server = jasgd.make_aggregation(optax.sgd(1.0), 'constant')
   x = jnp.array(0.0)
   state = server.init(x)

@@ -128,7 +128,7 @@ def test_chain_passes_unknown_arguments(case):
 
 @every_case
 def test_masked_by_rank(case):
-  """The matrices alone are transformed, as if there were no other leaves."""
+  """Only matrices are transformed, as if there were no other leaves."""
   masked = optax.masked(
     case.make(), lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
   )

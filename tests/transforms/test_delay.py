@@ -31,7 +31,7 @@ PARAMS = {'w': np.array([[1.0, -2.0], [0.5, 3.0]]), 'b': np.array([0.1])}
 
 
 def _gradient(params, step):
-  """Of a quadratic whose curvature and centre wander."""
+  """Gradient of a quadratic whose curvature and centre change."""
   return jax.tree.map(
     lambda leaf: (1 + 0.5 * jnp.sin(step)) * leaf + 0.1 * jnp.cos(2.0 * step),
     params,
@@ -121,7 +121,7 @@ def test_the_optimizer_waits_for_the_first_gradient():
 
 @jax.disable_jit()
 def test_the_optimizer_is_told_the_staleness():
-  """It is min(updates so far, d), whatever the caller says."""
+  """It is min(updates so far, d); the caller's value is ignored."""
 
   def update_fn(updates, state, params=None, *, staleness, **extra_args):
     del state, params
@@ -275,7 +275,7 @@ def test_any_state_can_be_wrapped(wrap):
     lambda: jasgd.staleness_aware(None),
   ],
 )
-def test_what_is_no_optimizer(build):
+def test_an_optimizer_must_be_a_transformation(build):
   with pytest.raises(ValueError, match='must be an optax'):
     build()
 
@@ -305,7 +305,7 @@ def _final_size(rate, num_late, momentum=None):
 
   x = jnp.array(1.0)
   _, sizes = jax.lax.scan(step, (x, optimizer.init(x)), length=NUM_STEPS)
-  # NaN is what float32 makes of the difference of two infinities.
+  # In float32 the difference of two infinities is NaN.
   return jnp.max(jnp.nan_to_num(sizes[-NUM_STEPS // 20 :], nan=jnp.inf))
 
 
@@ -429,7 +429,7 @@ def test_the_ring_is_never_copied(name, dtype, num_steps):
   compiled = _compile(COMPILED[name], num_steps, dtype)
   assert _num_ring_copies(compiled) == 0
   memory = compiled.memory_analysis()
-  # The gradient and the updates, say; not the ring.
+  # For instance the gradient and the updates, but not the ring.
   assert memory.temp_size_in_bytes < 6 * LEAF_BYTES
 
 

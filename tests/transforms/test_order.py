@@ -1,4 +1,4 @@
-"""Where a link stands in a chain: the table in `jasgd.transforms`, shown."""
+"""The order of a chain: every row of the table in `jasgd.transforms`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ GRADIENTS = (1.0, -2.0, 3.0, 0.5)
 
 
 def _updates(*links, params=1.0, stale_params=None):
-  """The updates that a chain gives, one per gradient of the list above."""
+  """The updates of a chain, one for each gradient of the list above."""
   chain = optax.chain(*links)
   params = jnp.asarray(params)
   state = chain.init(params)
@@ -57,7 +57,7 @@ def test_scaling_before_and_behind_clipping():
   scale_first, _ = _updates(SCALE, clip)
   expected = np.clip(FACTORS * GRADIENTS, -1, 1)
   np.testing.assert_allclose(scale_first, expected, rtol=1e-6)
-  # A gradient of 40 at a staleness of 10: nothing of the damping is left.
+  # A gradient of 40 at a staleness of 10: the clip hides the damping.
   chain = optax.chain(SCALE, clip)
   x = jnp.asarray(1.0)
   updates, _ = chain.update(40 * x, chain.init(x), staleness=10)
@@ -94,7 +94,7 @@ def test_delay_advances_adam_and_delayed_does_not():
   waited, state = _updates(jasgd.delayed(optax.adam(0.1), 3))
   assert optax.tree.get(state, 'count') == 1
   np.testing.assert_allclose(waited, [0, 0, 0, -0.1], atol=1e-6)
-  assert abs(fed[3]) < 0.06  # Its bias correction thinks it is the 4th step.
+  assert abs(fed[3]) < 0.06  # Its bias correction counts 4 steps.
 
 
 def test_multi_steps_behind_scaling_keeps_each_factor():
@@ -126,7 +126,7 @@ def test_multi_steps_around_scaling_takes_the_last_factor():
 
 
 def test_zeros_between_updates_feed_momentum():
-  """The naive accumulator: it sums, and gives zeros until c are there."""
+  """The naive accumulator: it returns zeros until it has c gradients."""
 
   def init_fn(params):
     return jnp.zeros_like(params), jnp.int32(0)

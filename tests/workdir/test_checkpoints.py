@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 def _make_server_state():
-  """What a server has: weights, optimizer state, a key, counts."""
+  """State of a server: weights, optimizer state, a key, counts."""
   params = cases.make_mixed_params()
   optimizer = jasgd.softsync(optax.adam(0.1), 2)
   return {
@@ -98,7 +98,7 @@ def test_states_of_every_transformation_are_restored(tmp_path):
   params = cases.make_params()
   transforms = {name: case.default for name, case in cases.CASES.items()}
 
-  with jax.disable_jit():  # To compile all of them would take longer.
+  with jax.disable_jit():  # Compiling all of them would take longer.
     carries = {
       name: cases.take_step(each, (params, each.init(params)), 1)[0]
       for name, each in transforms.items()

@@ -54,7 +54,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(stride, tmp_path):
     timeout=30 * TIMEOUT,
   )
   numbers = result.stdout.split()
-  assert len(numbers) * stride > 100  # There were that many file events.
+  assert len(numbers) * stride > 100  # The number of file events.
   killed_run.run(calm)
   lines = (calm / 'metrics.jsonl').read_bytes()
   assert lines.count(b'\n') == killed_run.NUM_UPDATES

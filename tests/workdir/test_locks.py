@@ -27,7 +27,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
       workdir.hold_workdir(tmp_path, 'server'),
     ):
       pass
-    with workdir.hold_workdir(tmp_path, 'launcher'):  # Something else.
+    with workdir.hold_workdir(tmp_path, 'launcher'):  # Another role.
       pass
     holder.kill()
     with workdir.hold_workdir(tmp_path, 'server', patience=60.0):

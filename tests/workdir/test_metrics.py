@@ -80,7 +80,7 @@ def test_every_cut_of_a_file_can_be_read_and_continued(tmp_path):
     for clock in range(3):
       writer.write(clock, {'loss': clock / 3})
       positions.append(writer.position)
-      assert path.stat().st_size == writer.position  # It outlives a kill.
+      assert path.stat().st_size == writer.position  # A kill cannot lose it.
   whole = path.read_bytes()
   for length in range(len(whole) + 1):
     path.write_bytes(whole[:length])
@@ -117,7 +117,7 @@ def test_the_position_of_a_clock_is_found(tmp_path):
       writer.write(clock, {'a': clock})
       positions.append(writer.position)
   with open(tmp_path / 'metrics.jsonl', 'ab') as file:
-    file.write(b'{"clock": 1')  # It was killed.
+    file.write(b'{"clock": 1')  # A line that a kill cut off.
   found = [
     workdir.find_metrics_position(tmp_path, clock) for clock in (1, 2, 8, 9)
   ]

@@ -64,10 +64,10 @@ def test_paths():
       ],
     ),
     (
-      {'task': {'name': 'digits'}, 'new': None},
+      {'task': {'name': 'digits', 'new': None}},
       [
-        'new is missing there and None here',
         'task.batch is 32 there and missing here',
+        'task.new is missing there and None here',
       ],
     ),
     (
@@ -86,6 +86,29 @@ def test_another_config_is_refused(changes, messages, tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  ('removed', 'added', 'clause'),
+  [
+    ('seed', {}, 'has seed'),
+    ('', {'a': 1, 'b': {'c': 2}}, 'lacks a, b'),
+    ('optimizer', {'new': 1}, 'has optimizer and lacks new'),
+  ],
+)
+def test_a_config_of_another_version_is_refused(
+  removed, added, clause, tmp_path
+):
+  workdir.open_workdir(tmp_path, CONFIG)
+  given = {key: value for key, value in CONFIG.items() if key != removed}
+  with pytest.raises(workdir.WorkdirError) as error:
+    # The values that differ too are not listed.
+    workdir.open_workdir(tmp_path, {**given, 'task': 'digits'} | added)
+  assert str(error.value) == (
+    f"The workdir '{tmp_path}' holds a run of another kind, or of another "
+    f'version of jasgd: its config {clause}. Give another workdir, or use the '
+    'program that wrote it.'
+  )
+
+
 def test_a_file_as_workdir_is_refused(tmp_path):
   path = tmp_path / 'file'
   path.write_text('text')
@@ -96,7 +119,7 @@ def test_a_file_as_workdir_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-  # A folder in which nobody may write, the superuser neither.
+  # A folder in which not even the superuser may write.
   with pytest.raises(workdir.WorkdirError, match=r'/proc/run.*be writable: '):
     workdir.open_workdir('/proc/run', CONFIG)
   workdir.open_workdir(tmp_path, CONFIG)

@@ -9,7 +9,7 @@ from jasgd import workdir
 
 
 class Time:
-  """A clock that is set by hand."""
+  """A fake clock that the test sets."""
 
   def __init__(self):
     self.seconds = 1000.0
@@ -86,7 +86,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(now, monkeypatch):
   first, second, third, last = lines
   assert first == 'clock 1/10 10%  1/s  ETA 9s  name 1  long 123'
   assert second.rstrip() == 'clock 3/10 30%  1.43/s  ETA 5s'
-  assert len(second) == len(first)  # Nothing of the first is left.
+  assert len(second) == len(first)  # It covers the whole first line.
   assert third.startswith('clock 4/10 40%  1.29/s  ETA 5s  staleness 1.0  aaa')
   assert len(third) == 59  # It does not wrap.
   assert last.startswith('clock 4/10 40%  1.29/s  took 3s  staleness 1.0  aaa')

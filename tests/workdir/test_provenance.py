@@ -20,7 +20,7 @@ from jasgd import workdir
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-  """A folder with the script that seems to run."""
+  """A folder with a script that takes the place of the running one."""
   path = tmp_path / 'script.py'
   path.write_text('pass\n')
   module = types.SimpleNamespace(__file__=str(path))
@@ -135,7 +135,7 @@ def test_secrets_and_the_home_folder_are_hidden(script, monkeypatch):
     'task': {'data_dir': '~/data', 'tokens': 7, 'files': ['~']},
     'runtime': {'token': '...', 'password': None},
   }
-  assert config['runtime']['token'] == 'hush'  # What was given stays.
+  assert config['runtime']['token'] == 'hush'  # The argument is unchanged.
   monkeypatch.setattr(sys, 'argv', ['train.py'])
   text = json.dumps(workdir.describe_run({}, 0))
   for name in (socket.gethostname(), getpass.getuser()):

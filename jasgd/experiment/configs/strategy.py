@@ -130,6 +130,21 @@ class StrategyConfig:
     )
 
 
+def count_workers(strategy: Any, num_workers: int) -> int:
+  """Number of workers of a run.
+
+  Args:
+    strategy: A protocol or peer strategy.
+    num_workers: Number that the config asks for.
+
+  Returns:
+    The only number that a protocol works with, if there is one, such as
+    delay + 1 for a constant delay; otherwise the number asked for.
+  """
+  required = strategy.num_learners if strategy.has_server else None
+  return num_workers if required is None else required
+
+
 def count_gradients_per_update(strategy: Any, num_workers: int) -> int:
   """Number of gradients in an update while all workers are present.
 
@@ -143,8 +158,8 @@ def count_gradients_per_update(strategy: Any, num_workers: int) -> int:
   """
   if not strategy.has_server:
     return num_workers if strategy.averages_gradients else 1
-  # A ramp-up begins with fewer learners: its own protocol has all of them.
-  protocol = copy.deepcopy(getattr(strategy, 'protocol', strategy))
+  # A ramp-up begins with fewer learners.
+  protocol = copy.deepcopy(strategy.without_ramp_up())
   protocol.init(num_workers)
   ready = list(range(num_workers))
   count = 0

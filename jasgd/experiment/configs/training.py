@@ -78,7 +78,11 @@ class TrainingConfig:
     Errors that only the data can show, such as a batch that is larger than the
     training set, are raised by `make_task`.
     """
-    made = []
+    made: list[Any] = []
+    unmade = parts.list_problems(lambda: made.append(self.make_strategy()))
+    num_workers = self.num_workers
+    if made:
+      num_workers = strategies.count_workers(made[0], num_workers)
     problems = [
       *self.task.list_problems(),
       *self.optimizer.list_problems(),
@@ -87,12 +91,16 @@ class TrainingConfig:
       *self.server.list_problems(),
       *self.processes.list_problems(),
       *self.deadlines.list_problems(),
-      *(rule for rule, holds in self._list_rules().items() if not holds),
+      *(
+        rule
+        for rule, holds in self._list_rules(num_workers).items()
+        if not holds
+      ),
+      *unmade,
       *parts.list_problems(
-        lambda: made.append(self.make_strategy()),
         self.time.make,
         self.network.make,
-        lambda: self.failures.make(self.count_workers(), self.seed),
+        lambda: self.failures.make(num_workers, self.seed),
       ),
     ]
     if not problems:
@@ -100,12 +108,13 @@ class TrainingConfig:
     if problems:
       raise ValueError('Bad config: ' + ' '.join(problems))
 
-  def _list_rules(self) -> dict[str, bool]:
+  def _list_rules(self, num_workers: int) -> dict[str, bool]:
     """From the sentence about an error to whether all is well."""
     mode = self.runtime.mode
     return {
-      f'num_workers must be from 1 to {_MAX_WORKERS}, got '
-      f'{self.count_workers()}.': 1 <= self.count_workers() <= _MAX_WORKERS,
+      f'num_workers must be from 1 to {_MAX_WORKERS}, got {num_workers}.': (
+        1 <= num_workers <= _MAX_WORKERS
+      ),
       f'num_epochs must be finite and above 0, got {self.num_epochs}.': (
         0 < self.num_epochs < math.inf
       ),
@@ -126,12 +135,6 @@ class TrainingConfig:
       else {
         "runtime.mode 'devices' is for peer strategies, such as pull, got "
         f'strategy.name={self.strategy.name!r}.': mode != 'devices',
-        'A constant_delay wants equal times: set time.name=constant and '
-        f'time.arguments=(1.0,), got time.name={self.time.name!r}.': (
-          self.strategy.name != 'constant_delay'
-          or self.time.name == 'constant'
-          or self.runtime.is_real
-        ),
       }
     )
 
@@ -157,11 +160,17 @@ class TrainingConfig:
 
   def _check_strategy(self, strategy: Any) -> None:
     """Raises a ValueError if the strategy does not fit the other fields."""
-    mode, num_workers = self.runtime.mode, self.count_workers()
+    mode = self.runtime.mode
+    num_workers = strategies.count_workers(strategy, self.num_workers)
     if strategy.has_server:
       if self.runtime.is_real:  # Its times and failures are its own.
         strategy.check(num_workers)
       else:
+        if strategy.needs_equal_times and self.time.name != 'constant':
+          raise ValueError(
+            f'{strategy!r} wants equal times: set time.name=constant and '
+            f'time.arguments=(1.0,), got time.name={self.time.name!r}.'
+          )
         simulation.check_simulation(
           **self._list_arguments(strategy), num_gradients=1
         )
@@ -202,13 +211,13 @@ class TrainingConfig:
 
   def count_workers(self) -> int:
     """Number of learners or nodes."""
-    # A constant delay is that of delay + 1 learners, in rotation.
-    is_delay = self.strategy.name == 'constant_delay'
-    return self.strategy.delay + 1 if is_delay else self.num_workers
+    if self.strategy.is_peer:
+      return self.num_workers
+    return strategies.count_workers(self.make_strategy(), self.num_workers)
 
   def make_strategy(self) -> Any:
     """A new protocol or peer strategy, before the start of a run."""
-    return self.strategy.make(self.count_workers(), self.seed)
+    return self.strategy.make(self.num_workers, self.seed)
 
   def make_task(self) -> tasks.Task:
     """The task, with its data.
@@ -306,8 +315,9 @@ class TrainingConfig:
       # Weights that are mixed in are rounded as in a real run.
       header = {**trace.header, 'wire_dtype': self.runtime.wire_dtype}
       return dataclasses.replace(trace, header=header)
-    if self.strategy.name == 'constant_delay':
-      engine.check_memory(self.strategy.delay + 2, self.shape_weights())
+    if strategy.needs_equal_times:
+      # Every learner computes on another version, and the server has its own.
+      engine.check_memory(self.count_workers() + 1, self.shape_weights())
     num_samples = math.ceil(self.num_epochs * task.num_samples)
     num_gradients = -(-num_samples // (task.batch * strategy.steps_per_push))
     if self.num_updates:
@@ -355,7 +365,7 @@ class TrainingConfig:
     self, strategy: gossip.Strategy, num_parameters: int = 1
   ) -> dict[str, Any]:
     """The arguments of `run_simulation`, but for the number of gradients."""
-    num_workers = self.count_workers()
+    num_workers = strategies.count_workers(strategy, self.num_workers)
     return {
       'strategy': strategy,
       'num_workers': num_workers,
@@ -386,6 +396,15 @@ def read_config(settings: dict[str, Any]) -> TrainingConfig:
     for field in dataclasses.fields(TrainingConfig)
     if field.default_factory is not dataclasses.MISSING
   }
+  unknown = _list_unknown(TrainingConfig, settings)
+  for name in kinds.keys() & settings.keys():
+    unknown += _list_unknown(kinds[name], settings[name], f'{name}.')
+  if unknown:
+    raise ValueError(
+      'This is not the config of a training run of this version of jasgd: it '
+      f'has {", ".join(unknown)}. Run the training again, or use the jasgd '
+      'that wrote it.'
+    )
   try:
     fields: dict[str, Any] = dict(settings)
     for name in kinds.keys() & settings.keys():
@@ -398,6 +417,14 @@ def read_config(settings: dict[str, Any]) -> TrainingConfig:
     raise ValueError(
       f'This is not the config of a training run: {error}.'
     ) from None
+
+
+def _list_unknown(kind: Any, settings: Any, prefix: str = '') -> list[str]:
+  """Names in a config that are no fields of its class, sorted."""
+  if not isinstance(settings, dict):
+    return []  # `read_config` refuses it.
+  known = {field.name for field in dataclasses.fields(kind)}
+  return [f'{prefix}{name}' for name in sorted({*settings} - known)]
 
 
 def _from_json(value: Any) -> Any:

@@ -180,7 +180,7 @@ def train(
   settings = {
     'make_task': name,
     'arguments': arguments,
-    'strategy': repr(strategy),
+    'strategy': strategy.identify(),
     'num_workers': num_workers,
     'num_updates': num_updates,
     'num_epochs': num_epochs,

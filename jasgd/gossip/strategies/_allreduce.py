@@ -22,7 +22,7 @@ class AllReduceNode(_base.PeerNode):
   """Node of `AllReduce`: takes part in a mean of all nodes after each period.
 
   Means have numbers. A lost node stops all others: they go back to the last
-  checkpoint that all have, and continue with a number that none has used.
+  checkpoint that all have, and continue with a number that none has recorded.
 
   Attributes:
     number: Number of the next mean.
@@ -40,6 +40,10 @@ class AllReduceNode(_base.PeerNode):
     del replies
     self.number += 1
     return ()
+
+  def on_regroup(self, number: int) -> None:
+    """Continues with a number that no node has recorded."""
+    self.number = number
 
   def save_state(self) -> dict[str, Any]:
     """The number of the next mean."""

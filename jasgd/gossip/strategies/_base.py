@@ -48,6 +48,7 @@ class Outcome(enum.IntEnum):
   DONE = 2  # The receiver has made all its steps, or is ending.
   UNREACHABLE = 3  # The receiver could not be contacted; nothing was accepted.
   UNKNOWN = 4  # The connection was lost; the message may have been accepted.
+  REFUSED = 5  # The centre does not move by the force.
 
 
 class Message(NamedTuple):
@@ -142,7 +143,8 @@ class JoinMean(NamedTuple):
   """Takes part in a mean of all nodes.
 
   Attributes:
-    number: Number of the mean; no number is used twice.
+    number: Number of the mean, from 0 on. Records have `group` = number + 1. No
+      two means that any node has recorded have the same number.
   """
 
   number: int
@@ -167,7 +169,8 @@ class PeerStrategy(protocols.Configurable):
   `name`                     name in reports; by default the class's name
   `node_class`               the subclass of `PeerNode`
   `has_server`               False; a `jasgd.protocols.Protocol` has True
-  `has_centre`               whether nodes ask a centre, not each other
+  `has_centre`               whether nodes ask a centre, not each other; then
+                             the strategy has `make_centre`
   `has_mass`                 whether the mean of all nodes is weighted by masses
   `is_collective`            whether all nodes wait for each other, so that one
                              lost node stops all
@@ -256,6 +259,24 @@ class PeerStrategy(protocols.Configurable):
     self.check(num_nodes)
     return self.node_class(self, node, num_nodes, seed)
 
+  def make_centre(self) -> protocols.Protocol:
+    """The state machine of the centre, in a strategy that has one.
+
+    It is a protocol whose pushes are the forces: the centre moves by a force if
+    the decision updates, and otherwise refuses it. As a force cannot wait for
+    others, the protocol must have `updates_each`. Its clock is the centre's
+    version. The read clock of a push is the centre's version from which the
+    node computed its force. A node joins with its first force, and leaves when
+    it is known to be dead.
+
+    Returns:
+      A new protocol, before the start of a run.
+    """
+    raise NotImplementedError(
+      f'{type(self).__name__} must define make_centre(): the protocol by which '
+      'the centre takes forces.'
+    )
+
 
 class PeerNode:
   """State machine of one node of a `PeerStrategy`.
@@ -275,6 +296,7 @@ class PeerNode:
   `list_join_candidates`  the peers that a joining node asks, in order
   `on_join_reply`         what a joining node takes over from its peer
   `on_restart`            what changes when the node restarts
+  `on_regroup`            what changes when all nodes begin together
   `save_state`            the subclass's own state, for checkpoints
   `restore_state`         the inverse of `save_state`
   ======================  ====================================================
@@ -338,10 +360,11 @@ class PeerNode:
 
     Args:
       replies: Replies in the order of the questions. After a `JoinMean`: one
-        reply, when the mean is in this node's weights.
+        reply, of the node itself, when the mean is in its weights. It has their
+        version.
 
     Returns:
-      Further actions.
+      Further actions; none after a mean.
     """
     del replies
     return ()
@@ -371,6 +394,11 @@ class PeerNode:
   def mix_waiting(self) -> Mix | None:
     """The mix of all messages that wait; None if there are none."""
     return None
+
+  @property
+  def takes_messages(self) -> bool:
+    """Whether other nodes may send weights: whether `on_message` is given."""
+    return type(self).on_message is not PeerNode.on_message
 
   @property
   def held_mass(self) -> float:
@@ -418,7 +446,10 @@ class PeerNode:
     return (MixWaiting(),)
 
   def on_end(self) -> Actions:
-    """Handles the end of the node: a last mix, and no more messages."""
+    """Handles the end of the node: a last mix, and no more messages.
+
+    A node ends once, when no peer makes steps any more or it is stopped.
+    """
     self.has_ended = True
     return (MixWaiting(),)
 
@@ -437,23 +468,28 @@ class PeerNode:
 
     With the peer's step, the joining node continues the schedule of its peers
     instead of beginning anew; drivers set the counts of its optimizer from
-    `step`. Its mass is 0: joining creates no mass.
+    `step`. Its mass is 0: joining creates no mass. A peer that has made no step
+    and no mix cannot help: it counts as one that did not answer.
 
     Args:
       reply: Reply to the question of a joining node.
 
     Returns:
-      A `Mix` that replaces the weights by the peer's; or the next question, if
-      the peer did not answer; or nothing, if there is no further peer.
+      A `Mix` that replaces the weights by the peer's: then the node has joined.
+      Or the next question, if the peer could not help; or nothing, if there is
+      no further peer: then the node keeps its own weights.
     """
-    if reply.outcome != Outcome.TAKEN:
+    has_begun = reply.version > 0 or reply.step > 0
+    if reply.outcome != Outcome.TAKEN or not has_begun:
       return self._ask_to_join()
     self.mass = 0.0
     self.step = max(self.step, reply.step)
     return (Mix(0.0, ((reply, 1.0),)),)
 
   def on_restart(self, step: int, last_mass: float) -> None:
-    """Continues from a checkpoint.
+    """Continues from a checkpoint, or from the start if there is none.
+
+    Called after `restore`. A node without a checkpoint may join after this.
 
     The mass is that of the last record, not of the checkpoint: mass that the
     node sent since the checkpoint has left, and mass that it mixed since is
@@ -465,6 +501,18 @@ class PeerNode:
     """
     self.step = step
     self.mass = last_mass
+
+  def on_regroup(self, number: int) -> None:
+    """Handles the beginning of all nodes together, in a collective strategy.
+
+    Called on every node at the start of a run; and after `on_restart`, when all
+    nodes have gone back to their last common checkpoint.
+
+    Args:
+      number: Number of the next mean, equal on all nodes: the least one that is
+        above those of all means that any node has recorded. The saved number
+        may be lower, as means after the checkpoint have been recorded.
+    """
 
   def save(self) -> dict[str, Any]:
     """The whole state between two exchanges, as a JSON-serialisable dict."""

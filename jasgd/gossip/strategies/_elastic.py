@@ -83,6 +83,10 @@ class Elastic(_base.PeerStrategy):
     protocols.check_number('rate', self.rate, 0, 1)
     protocols.check_choice('order', self.order, ORDERS)
 
+  def make_centre(self) -> protocols.Protocol:
+    """The centre moves by each force when it arrives."""
+    return protocols.asynchronous()
+
   def describe(self) -> str:
     """The rule in words: which nodes exchange what, and which of them wait."""
     return (

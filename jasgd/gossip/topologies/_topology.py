@@ -153,10 +153,6 @@ class Topology(protocols.Configurable):
     matrix[self.nodes[edges], self.peers[edges]] = self.weights[edges]
     return matrix
 
-  def push_matrix(self, round_index: int = 0) -> np.ndarray:
-    """The transpose of W, which push-sum applies; its columns sum to 1."""
-    return self.matrix(round_index).T
-
   def peer_table(self, round_index: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """One round as rectangular arrays, for indexing.
 

@@ -75,6 +75,10 @@ class RampUp(_base.Protocol):
     """The ramp-up of the inner protocol for learners of unequal speeds."""
     return RampUp(self.protocol.without_equal_times(), self.num_updates)
 
+  def without_ramp_up(self) -> _base.Protocol:
+    """The inner protocol."""
+    return self.protocol
+
   def check(self, num_learners: int) -> None:
     """Raises a ValueError if the inner protocol refuses the number."""
     self.protocol.check(num_learners)

@@ -10,6 +10,7 @@ import jax
 
 from jasgd import engine
 from jasgd import gossip
+from jasgd import protocols
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _settings
@@ -55,11 +56,17 @@ class Centre(_member.Member):
       settings.task, settings.optimizer, self._files.layout
     )
     start = self._functions.start(settings.make_weights())
+    self._protocol: protocols.Protocol = settings.strategy.make_centre()
+    self._protocol.start(settings.num_nodes)
     self._replica = _weights.Replica(
-      start._replace(opt_state=()), self._files.recorder, self._files.snapshots
+      start._replace(opt_state=()),
+      self._files.recorder,
+      self._files.snapshots,
+      self._protocol.save,
     )
     self._began_with: list[int] = []
-    self._lock = threading.Lock()  # Guards the replica and `_began_with`.
+    # Guards the replica, the protocol and `_began_with`.
+    self._lock = threading.Lock()
     # Whether no node makes steps any more. Nodes that are done contact only the
     # centre: its status says whether other nodes still make steps.
     self._is_done = False
@@ -96,6 +103,10 @@ class Centre(_member.Member):
         replica.state, position = found
         replica.step = files.recorder.last_version + 1
         replica.commit_restart(position['clock'])
+        # Its clock is the centre's version, which a restart makes larger.
+        self._protocol.restore(
+          {**position['machine'], 'clock': replica.version}
+        )
         self._find_beginners()  # None: nodes without a checkpoint are late.
       replica.publish()
       files.open(self._bind)
@@ -106,7 +117,10 @@ class Centre(_member.Member):
       files.close()
 
   def _receive(self, message: _messages.Message) -> int:
-    """Moves by the force of a node, in the snapshot server's thread."""
+    """Moves by the force of a node, in the snapshot server's thread.
+
+    The protocol decides whether it moves. Otherwise the force is refused.
+    """
     num_nodes = self._settings.num_nodes
     if not 0 <= message.worker < num_nodes or message.version < 0:
       raise _messages.MessageError(
@@ -118,10 +132,18 @@ class Centre(_member.Member):
       raise _messages.MessageError(
         'share', f'A share must be from 0 to 1, got {message.share}.'
       )
+    if not 0 <= message.read_version <= self._replica.version:
+      raise _messages.MessageError(
+        'version',
+        'A force is computed with a version of the centre from 0 to '
+        f'{self._replica.version}, got {message.read_version}.',
+      )
     start, replica = self._files.recorder.get_time(), self._replica
     assert message.payload is not None  # The snapshot server checks this.
     parts = self._files.layout.view(message.payload)
     with self._lock:
+      if not self._takes_force(message):
+        return gossip.Outcome.REFUSED
       params, stats = self._functions.move_centre(replica.weights, parts, 1.0)
       jax.block_until_ready(params)
       replica.state = replica.state._replace(params=params, stats=stats)
@@ -139,6 +161,21 @@ class Centre(_member.Member):
       replica.commit(traces.Kind.MOVE, [row])
       self._find_beginners()  # Nodes that come after this are late.
     return gossip.Outcome.TAKEN
+
+  def _takes_force(self, message: _messages.Message) -> bool:
+    """Lets the protocol decide on a force; a node joins with its first one."""
+    node = message.worker
+    if node not in self._protocol.alive:
+      self._protocol.on_join(node)
+    return self._protocol.on_push(
+      node, message.step, message.read_version
+    ).updates
+
+  def _note_gone(self, node: int) -> None:
+    """A process of a node has ended: the node joins with its next force."""
+    with self._lock:
+      if node in self._protocol.alive:
+        self._protocol.on_leave(node)
 
   def _serve(self) -> None:
     """Saves now and then, until no node needs it any more."""

@@ -73,9 +73,7 @@ class Exchanger:
     self._answers: dict[int, np.ndarray] = {}
     self._waiting: dict[int, _buffers.Buffer] = {}
     self._pool = _buffers.BufferPool(layout.size)
-    self._takes_messages = (
-      type(machine).on_message is not gossip.PeerNode.on_message
-    )
+    self._takes_messages = machine.takes_messages
     # Guards the machine, the pool and `_waiting`.
     self._lock = threading.Lock()
 
@@ -99,23 +97,18 @@ class Exchanger:
     """Takes over the weights and the step of a node that has begun."""
     self._update_members()
     actions = self._call(self._machine.on_join)()
-    while actions:
-      (question,) = actions
+    start = self._recorder.get_time()
+    while actions and isinstance(actions[0], gossip.Ask):
       start = self._recorder.get_time()
-      reply = self._ask(question.peer)
-      if reply.version <= 0 and reply.step <= 0:
-        # A peer that has made no step cannot help.
-        reply = gossip.Reply(reply.peer, _Outcome.UNREACHABLE)
+      reply = self._ask(actions[0].peer)
       actions = self._call(self._machine.on_join_reply)(reply)
-      if reply.outcome == _Outcome.TAKEN:
-        self._weights.step = min(self._machine.step, self._weights.num_steps)
-        version, step = self._weights.version, self._weights.step
-        self._recorder.write(
-          traces.Kind.JOIN, {'version': version, 'step': step}
-        )
-        self._carry_out(actions, start)
-        self._weights.start_optimizer()
-        return
+    if not actions:
+      return  # No peer could help: the node keeps its own weights.
+    self._weights.step = min(self._machine.step, self._weights.num_steps)
+    version, step = self._weights.version, self._weights.step
+    self._recorder.write(traces.Kind.JOIN, {'version': version, 'step': step})
+    self._carry_out(actions, start)
+    self._weights.start_optimizer()
 
   def _update_members(self) -> None:
     """Gives the machine the nodes believed alive, if they have changed."""
@@ -267,6 +260,7 @@ class Exchanger:
         version=read_version,
         step=self._weights.step,
         share=action.rate,
+        read_version=reply.version,
       ),
       lambda buffer: self._layout.pack(force, buffer),
     )

@@ -28,6 +28,8 @@ class NodeFiles:
     registry: Addresses of other nodes.
     receive: Function that takes the messages of other nodes.
     describe: Status, as a JSON-serialisable dict.
+    on_gone: Called with the number of a node when its process has ended: a
+      launcher says that it is dead, or another process of it says HELLO.
     wires: Wires that will be opened.
 
   Attributes:
@@ -51,6 +53,7 @@ class NodeFiles:
     *,
     receive: _snapshot_server.Receive,
     describe: Callable[[], dict[str, Any]],
+    on_gone: Callable[[int], None],
     wires: tuple[str, ...],
   ) -> None:
     self._stack = contextlib.ExitStack()
@@ -59,6 +62,7 @@ class NodeFiles:
     self._node = node
     self._registry = registry
     self._owner_status = describe
+    self._on_gone = on_gone
     self.met: set[int] = set()
     self.returned: set[int] = set()
     self._started_at: dict[int, float] = {}
@@ -233,6 +237,7 @@ class NodeFiles:
     if self._started_at.setdefault(node, since) != since:
       self._started_at[node] = since
       self.returned.add(node)
+      self._on_gone(node)
     if address is not None:
       self._registry.add(node, address, since)
 

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from jasgd import engine
+from jasgd import gossip
 from jasgd import traces
 from jasgd import workdir as workdirs
 from jasgd.runtime import _settings
@@ -85,18 +86,18 @@ class GroupNode(_member.Member):
     self._functions = engine.make_node_functions(
       settings.task, settings.optimizer, self._files.layout
     )
-    self._replica = _weights.Replica(
+    self._machine = settings.strategy.make_node(
+      self._node, settings.num_nodes, settings.seed
+    )
+    self._replica = _weights.NodeReplica(
       self._functions.start(settings.make_weights()),
       self._files.recorder,
       self._files.snapshots,
+      self._machine,
     )
     self._loss = math.nan
     self._has_begun = self._is_diverged = self._is_stopped = False
     self._is_done = False
-    # Typed as Any: only collective strategies number their means.
-    self._machine: Any = settings.strategy.make_node(
-      self._node, settings.num_nodes, settings.seed
-    )
     self._votes = Votes(make_all_gather(mesh))
     self._lost = LostProcesses(
       self._node,
@@ -137,9 +138,12 @@ class GroupNode(_member.Member):
       self._is_done = self._is_diverged or (
         replica.step >= self._settings.num_steps
       )
+      if self._is_done:
+        self._carry_out(self._machine.on_done(), None)
       replica.publish()
       self._files.save(replica.state, replica.position)
       self._linger_on()
+      self._carry_out(self._machine.on_end(), None)
       self._files.finish(replica.state, replica.position)
     finally:
       self._files.close()
@@ -151,7 +155,7 @@ class GroupNode(_member.Member):
       number = self._votes.agree_on_number(self._files.recorder.num_means)
       step = self._votes.agree_on_step(checkpoints)
     self._restore(None if step is None else checkpoints[step])
-    self._machine.restore({**self._machine.save(), 'number': number})
+    self._machine.on_regroup(number)
     self._replica.publish()
     self._files.open(self._bind)
     own = self._registry.list_addresses().get(str(self._node), ['', 0.0])
@@ -167,11 +171,9 @@ class GroupNode(_member.Member):
     """Resumes from a checkpoint; None: from the start."""
     replica = self._replica
     if version is not None:
-      replica.state, position = self._files.load(replica.state, version)
-      replica.step = position['step']
-    elif not self._files.recorder.last_version:
-      return  # The node is new.
-    replica.commit_restart(version or 0)
+      replica.restore(*self._files.load(replica.state, version))
+    elif self._files.recorder.last_version:  # Otherwise the node is new.
+      replica.restore(replica.state, replica.position)
 
   def _linger_on(self) -> None:
     """Answers its launcher until it must stop, or `linger` has passed."""
@@ -243,24 +245,56 @@ class GroupNode(_member.Member):
       [{'read_version': replica.version, 'start_time': start}],
       is_published=False,
     )
-    for action in self._machine.on_step(replica.step):
-      computed = self._files.recorder.get_time()
-      if gradient is not None:
-        mean = self._average(gradient)
-        replica.state = self._functions.update(replica.state, mean, rate)
+    self._carry_out(self._machine.on_step(replica.step), gradient, rate)
+
+  def _carry_out(
+    self, actions: gossip.Actions, gradient: Any, rate: float | None = None
+  ) -> None:
+    """Carries out actions.
+
+    Args:
+      actions: Actions of the machine.
+      gradient: Gradient and statistics to average; None: the weights are
+        averaged.
+      rate: Factor of the schedule for the update; None: there is none.
+    """
+    replica = self._replica
+    for action in actions:
+      if isinstance(action, gossip.JoinMean):
+        self._join_mean(action, gradient, rate)
+        reply = gossip.Reply(
+          self._node, gossip.Outcome.TAKEN, replica.version, replica.step
+        )
+        self._machine.on_replies([reply])
+      elif isinstance(action, gossip.MixWaiting):
+        # No node sends weights in an all-reduce.
+        assert self._machine.mix_waiting() is None
       else:
-        params, stats = self._average(replica.weights)
-        replica.state = replica.state._replace(params=params, stats=stats)
-      jax.block_until_ready(replica.state)
-      share = 1 / settings.num_nodes
-      row = {
-        'group': action.number + 1,
-        'own_weight': share,
-        'weight': share,
-        'start_time': computed,
-      }
-      replica.commit(traces.Kind.MEAN, [row], is_published=False)
-      self._machine.on_replies(())
+        raise ValueError(
+          f'Nodes of an all-reduce cannot carry out {action!r}: they only take '
+          'part in means.'
+        )
+
+  def _join_mean(
+    self, action: gossip.JoinMean, gradient: Any, rate: float | None
+  ) -> None:
+    """Takes part in a mean with all others, and records it."""
+    replica, computed = self._replica, self._files.recorder.get_time()
+    if gradient is not None:
+      mean = self._average(gradient)
+      replica.state = self._functions.update(replica.state, mean, rate)
+    else:
+      params, stats = self._average(replica.weights)
+      replica.state = replica.state._replace(params=params, stats=stats)
+    jax.block_until_ready(replica.state)
+    share = 1 / self._settings.num_nodes
+    row = {
+      'group': action.number + 1,
+      'own_weight': share,
+      'weight': share,
+      'start_time': computed,
+    }
+    replica.commit(traces.Kind.MEAN, [row], is_published=False)
 
   def _receive(self, message: _messages.Message) -> int:
     """Refuses messages of other nodes: they meet in collectives only."""

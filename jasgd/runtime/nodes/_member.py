@@ -50,6 +50,7 @@ class Member:
       registry,
       receive=self._receive,
       describe=self.describe,
+      on_gone=self._note_gone,
       wires=bind.wires,
     )
 
@@ -60,6 +61,9 @@ class Member:
   def _receive(self, message: _messages.Message) -> int:
     """Takes in a message of a node, in the snapshot server's thread."""
     raise NotImplementedError
+
+  def _note_gone(self, node: int) -> None:
+    """Takes note that a process of a node has ended, in the same thread."""
 
   def _is_stopping(self) -> bool:
     """Whether it is to end; raises errors of the snapshot server."""

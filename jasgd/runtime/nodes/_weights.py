@@ -25,6 +25,8 @@ class Replica:
     state: State of the engine.
     recorder: Recorder of the trace.
     snapshots: Snapshot server.
+    save_machine: Gives the state of the owner's state machine, which is part of
+      its checkpoints.
 
   Attributes:
     state: State of the engine.
@@ -37,12 +39,14 @@ class Replica:
     state: engine.NodeState,
     recorder: _recorder.Recorder,
     snapshots: _snapshot_server.SnapshotServer,
+    save_machine: Callable[[], dict[str, Any]],
   ) -> None:
     self.state = state
     self.version = 0
     self.step = 0
     self._recorder = recorder
     self._snapshots = snapshots
+    self._save_machine = save_machine
 
   @property
   def mass(self) -> float:
@@ -57,7 +61,12 @@ class Replica:
   @property
   def position(self) -> dict[str, Any]:
     """Position of a checkpoint."""
-    return {'clock': self.version, 'step': self.step, 'mass': self.mass}
+    return {
+      'clock': self.version,
+      'step': self.step,
+      'mass': self.mass,
+      'machine': self._save_machine(),
+    }
 
   def commit(
     self,
@@ -116,7 +125,7 @@ class Replica:
     )
 
   def commit_restart(self, version: int) -> None:
-    """Commits the state of a checkpoint, under a new version.
+    """Commits the state of a checkpoint, as a new version and incarnation.
 
     Versions after the checkpoint stay valid: peers may have mixed them.
 
@@ -124,6 +133,7 @@ class Replica:
       version: Version of the checkpoint.
     """
     self.version = self._recorder.last_version
+    self._recorder.incarnation += 1
     self.commit(_Kind.RESTART, [{'read_version': version}], is_published=False)
 
   def publish(self) -> None:
@@ -141,7 +151,41 @@ class Source(NamedTuple):
   payload: np.ndarray | None = None
 
 
-class NodeWeights(Replica):
+class NodeReplica(Replica):
+  """Weights and optimizer state of a node.
+
+  Args:
+    state: State of the engine.
+    recorder: Recorder of the node's trace.
+    snapshots: Snapshot server of the node.
+    machine: State machine of the node, which has its mass.
+  """
+
+  def __init__(
+    self,
+    state: engine.NodeState,
+    recorder: _recorder.Recorder,
+    snapshots: _snapshot_server.SnapshotServer,
+    machine: gossip.PeerNode,
+  ) -> None:
+    super().__init__(state, recorder, snapshots, machine.save)
+    self._machine = machine
+
+  @property
+  def mass(self) -> float:
+    """Mass of the weights, in push-sum; else 0."""
+    return self._machine.mass
+
+  def restore(self, state: engine.NodeState, position: dict[str, Any]) -> None:
+    """Goes on from a checkpoint, whose weights get a new version."""
+    self.state = state
+    self.step = position['step']
+    self._machine.restore(position['machine'])
+    self._machine.on_restart(self.step, self._recorder.last_mass)
+    self.commit_restart(position['clock'])
+
+
+class NodeWeights(NodeReplica):
   """Weights and optimizer state of a node that mixes with peers.
 
   Args:
@@ -169,9 +213,11 @@ class NodeWeights(Replica):
       settings.task, settings.optimizer, layout
     )
     super().__init__(
-      self._functions.start(settings.make_weights()), recorder, snapshots
+      self._functions.start(settings.make_weights()),
+      recorder,
+      snapshots,
+      machine,
     )
-    self._machine = machine
     self._settings = settings
     self._node = node
     self._layout = layout
@@ -196,28 +242,10 @@ class NodeWeights(Replica):
     state = self._functions.mix(state, parts, 1.0, 0.0)
     jax.block_until_ready(state)
 
-  def restore(self, state: engine.NodeState, position: dict[str, Any]) -> None:
-    """Goes on from a checkpoint, whose weights get a new version."""
-    self.state = state
-    self.step = position['step']
-    self._machine.restore(position['machine'])
-    self._machine.on_restart(self.step, self._recorder.last_mass)
-    self.commit_restart(position['clock'])
-
   @property
   def num_steps(self) -> int:
     """Steps that the node is to make."""
     return self._settings.num_steps
-
-  @property
-  def mass(self) -> float:
-    """Mass of the weights, in push-sum; else 0."""
-    return self._machine.mass
-
-  @property
-  def position(self) -> dict[str, Any]:
-    """Position of a checkpoint."""
-    return {**super().position, 'machine': self._machine.save()}
 
   def make_step(
     self, on_step: Callable[[int], gossip.Actions]

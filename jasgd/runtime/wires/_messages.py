@@ -23,9 +23,10 @@ offset  bytes
 64      8      rate of steps on a learner's own replica
 72      8      share: weight of the payload in the receiver's weights
 80      8      mass of a node's weights, in push-sum
-88      4      checksum of the payload, if the flag says so
-92      4      checksum of the 92 bytes before it and of the text
-96      n      text, in UTF-8; most verbs have none
+88      8      version of the centre's weights that a force is computed with
+96      4      checksum of the payload, if the flag says so
+100     4      checksum of the 100 bytes before it and of the text
+104     n      text, in UTF-8; most verbs have none
 ======  =====  =================================================================
 
 Each wire sends the payload in its own way.
@@ -45,8 +46,8 @@ import zlib
 import numpy as np
 
 MAGIC = b'jasg'
-VERSION = 2
-_HEAD = struct.Struct('<4sHBBIiiIqqQdddddI')
+VERSION = 3
+_HEAD = struct.Struct('<4sHBBIiiIqqQdddddqI')
 _CHECKSUM = struct.Struct('<I')
 HEAD_SIZE = _HEAD.size + _CHECKSUM.size
 # Bytes of a text, at most; a longer one is refused unread.
@@ -124,6 +125,8 @@ class Message:
     rate: Rate of steps on a learner's own replica.
     share: Weight of the payload in the receiver's weights, between nodes.
     mass: Mass of a node's weights, in push-sum.
+    read_version: Version of the centre's weights with which a node computed the
+      force that is the payload.
     text: Text.
     payload: Bytes: a flat uint8 array, aligned to 64 bytes, that does not
       change until the message is answered.
@@ -142,6 +145,7 @@ class Message:
   rate: float = 0.0
   share: float = 0.0
   mass: float = 0.0
+  read_version: int = 0
   text: str = ''
   payload: np.ndarray | None = None
   copy_seconds: float = 0.0
@@ -187,6 +191,7 @@ def encode_message(message: Message, with_checksum: bool = False) -> bytes:
     message.rate,
     message.share,
     message.mass,
+    message.read_version,
     payload_sum,
   )
   checksum = zlib.crc32(text, zlib.crc32(head))
@@ -235,6 +240,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
     rate,
     share,
     mass,
+    read_version,
     _,
   ) = _HEAD.unpack_from(data)
   if format_version != VERSION:
@@ -272,6 +278,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> tuple[Message, int]:
         rate,
         share,
         mass,
+        read_version,
         _clean_message(verb, text.decode()) if text else '',
       ),
       payload_size,
