@@ -102,7 +102,8 @@ def run_strategy(
   config = _make_config(strategy, num_steps)
   process = f'{"node" if strategy.is_peer else "learner"}-{VICTIM}'
   num_before = num_steps * NUM_WORKERS // 3
-  num_before //= getattr(config.make_strategy(), 'steps_per_push', 1)
+  made = config.make_strategy()
+  num_before //= made.steps_per_push if made.has_server else 1
   stopped, killed = threading.Event(), threading.Event()
   killer = threading.Thread(
     target=_kill, args=(folder, process, num_before, stopped, killed)
@@ -111,8 +112,9 @@ def run_strategy(
   try:
     experiment.train_and_evaluate(config, folder, stream=io.StringIO())
   except experiment.RunError:
-    if strategy.name != 'allreduce':  # It cannot go on without a member.
+    if made.has_server or not made.is_collective:
       raise
+    # Started again, it goes on with all its members.
     experiment.train_and_evaluate(config, folder, stream=io.StringIO())
   finally:
     stopped.set()

@@ -152,7 +152,7 @@ def run(quick: bool) -> None:
       get_time=time.process_time,
     )
     each = plan_seconds / count * 1e6
-    if isinstance(strategy, protocols.Protocol):
+    if strategy.has_server:
       each /= strategy.steps_per_push  # A push is a sum of so many gradients.
       planning[name] = each
     rates[name] = count / seconds

@@ -60,12 +60,10 @@ class NeighbourNode(gossip.PeerNode):
     place, num_alive = self.members.index(self.node), len(self.members)
     actions = [gossip.MixWaiting()]
     if num_alive > 1:
-      after, weight = (
-        self.members[(place + 1) % num_alive],
-        self.strategy.weight,
-      )
-      send = gossip.Send(self.members[place - 1], weight, step)
-      actions = [gossip.Ask(after), send, *actions]
+      ask = gossip.Ask(self.members[(place + 1) % num_alive])
+      share = self.strategy.weight
+      send = gossip.Send(self.members[place - 1], share, step)
+      actions = [ask, send, *actions]
     return actions
 
   def on_replies(self, replies):
