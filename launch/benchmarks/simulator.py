@@ -152,8 +152,9 @@ def run(quick: bool) -> None:
       get_time=time.process_time,
     )
     each = plan_seconds / count * 1e6
-    if strategy.has_server:
-      each /= strategy.steps_per_push  # A push is a sum of so many gradients.
+    if trace.has_server:
+      # A push is a sum of so many gradients.
+      each /= trace.header.get('steps_per_push', 1)
       planning[name] = each
     rates[name] = count / seconds
     ratio = ''

@@ -79,6 +79,7 @@ class Maker:
     rng = self._rng
     return self._encode(
       rng.choice(list(_Verb)),
+      fate=rng.randrange(8),
       flags=rng.randrange(16),
       worker=rng.randrange(-1, 4),
       incarnation=rng.randrange(3),

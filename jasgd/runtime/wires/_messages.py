@@ -48,7 +48,7 @@ import zlib
 import numpy as np
 
 MAGIC = b'jasg'
-VERSION = 4
+VERSION = 3
 _HEAD = struct.Struct('<4sHBBIiiIqqqQddddddqI')
 _CHECKSUM = struct.Struct('<I')
 HEAD_SIZE = _HEAD.size + _CHECKSUM.size
