@@ -283,7 +283,7 @@ class Supervisor:
     """
     is_thread = self._has_server and isinstance(process, Thread)
     if is_thread and process.code and not self._view.has_begun:
-      self._view.interrupt()  # Or the others would wait for the server's answer.
+      self._view.interrupt()  # Or the others would wait for an answer.
       raise results.RunError(
         f'{process.name} failed before the run began. It said:\n'
         f'{process.read_log()}\n{_HOW_TO_GO_ON}'
