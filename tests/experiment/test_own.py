@@ -16,6 +16,7 @@ from jasgd import experiment
 from jasgd import gossip
 from jasgd import protocols
 from jasgd import reports
+from jasgd import runtime
 from jasgd import simulation
 from jasgd import tasks
 from jasgd import traces
@@ -239,6 +240,28 @@ def test_threads_need_neither_names_nor_folders():
   )
   assert result.clock == 60
   assert _is_replayed(result, own_model.OPTIMIZER)
+
+
+def test_the_last_metrics_are_those_of_the_weights_not_of_messages():
+  result = _train(processes=False, wire_dtype='bfloat16')
+  _check_metrics(result)
+
+
+def test_a_learner_that_fails_before_it_joins_is_named(monkeypatch):
+  """The others would wait for it, as it has no process that could be dead."""
+  make = runtime.Learner
+
+  def make_or_fail(*arguments, **options):
+    if threading.current_thread().name.endswith('learner-1'):
+      raise RuntimeError('This is a bug.')
+    return make(*arguments, **options)
+
+  monkeypatch.setattr(runtime, 'Learner', make_or_fail)
+  deadlines = runtime.Deadlines(start=1e6)
+  with pytest.raises(
+    experiment.RunError, match=r'(?s)learner-1 failed before .*This is a bug\.'
+  ):
+    _train(processes=False, deadlines=deadlines)
 
 
 @pytest.mark.parametrize('is_process', [False, True])
