@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jasgd import protocols
-from jasgd import traces
-
 SERVER = -1
 
 # Operations on minibatches. A worker computes a gradient, and then:
@@ -126,31 +123,6 @@ def fill_column(value: Any, size: int) -> np.ndarray:
   """A column that repeats one value, without the memory for its entries."""
   dtype = np.int32 if type(value) is int else None
   return np.broadcast_to(np.asarray(value, dtype), size)
-
-
-def check_kinds(records: np.ndarray, numbers: np.ndarray | None) -> None:
-  """Raises a TraceError for an unknown kind or fate."""
-  kinds = records['kind']
-  fates = np.where(kinds == traces.Kind.PUSH, records['fate'], 0)
-  last_kind, last_fate = max(traces.Kind), max(protocols.Fate)
-  refuse('kind', kinds, kinds > last_kind, f'0 to {last_kind}', numbers)
-  refuse('fate', fates, fates > last_fate, f'0 to {last_fate}', numbers)
-
-
-def refuse(
-  name: str,
-  values: np.ndarray,
-  is_bad: np.ndarray,
-  rule: str,
-  numbers: np.ndarray | None = None,
-) -> None:
-  """Raises a TraceError for the first record with a bad field."""
-  if np.any(is_bad):
-    index = int(np.argmax(is_bad))
-    raise traces.TraceError(
-      f'Record {get_number(numbers, index)} has {name}={values[index]}, which '
-      f'must be {rule}.'
-    )
 
 
 def get_number(numbers: np.ndarray | None, index: int) -> int:

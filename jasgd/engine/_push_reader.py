@@ -31,15 +31,11 @@ def read_pushes(
     TraceError: if updates are missing, or a record reads weights that did not
       exist.
   """
+  traces.check_records(trace)
   records, numbers = np.asarray(trace.records), None
   if np.any(trace.is_void):
     numbers = np.flatnonzero(~trace.is_void)
     records = records[numbers]
-  _operations.check_kinds(records, numbers)
-  workers = records['worker']
-  is_owner = np.isin(records['kind'], (_Kind.RESTART, _Kind.END))
-  is_bad = (workers < 0) & ~is_owner
-  _operations.refuse('worker', workers, is_bad, '0 or more', numbers)
   applied = _find_applied(records, numbers, num_updates)
   has_locals = bool(np.any(records['kind'] == _Kind.FETCH))
   num_locals = 0

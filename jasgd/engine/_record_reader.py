@@ -457,21 +457,24 @@ class _Reader:
 def _check_replicas(trace: traces.Trace) -> None:
   """Raises a TraceError for a replica, source or weight out of range."""
   records = trace.records
-  _operations.check_kinds(records, None)
+  traces.check_records(trace)
   replicas = records['replica']
   members = (_operations.SERVER, *range(trace.num_workers))
-  _operations.refuse(
+  traces.refuse_record(
     'replica', replicas, ~np.isin(replicas, members), 'one of this run'
   )
   has_source = np.isin(records['kind'], (_Kind.MIX, _Kind.MOVE))
   sources = np.where(has_source, records['source'], 0)
-  _operations.refuse(
+  traces.refuse_record(
     'source', sources, ~np.isin(sources, members), 'one of this run'
   )
+  # The number of minibatches includes that of the step itself.
+  steps, is_step = records['step'], records['kind'] == _Kind.STEP
+  traces.refuse_record('step', steps, is_step & (steps < 1), 'at least 1')
   is_mean = records['kind'] == _Kind.MEAN
   weights = np.where(is_mean, records['weight'], 1.0)
   is_share = (weights > 0) & (weights <= 1)
-  _operations.refuse('weight', weights, ~is_share, 'above 0 and at most 1')
+  traces.refuse_record('weight', weights, ~is_share, 'above 0 and at most 1')
 
 
 def _describe(replica: int) -> str:

@@ -18,6 +18,9 @@ _RECORD = struct.Struct('<4B2H6i4q2i7d')
 assert _RECORD.size == traces.RECORD.itemsize
 
 _Kind = traces.Kind
+_CURE = (
+  'Restore the file from a backup, or start the run again in another folder.'
+)
 _CHANGES = (_Kind.STEP, _Kind.MIX, _Kind.MOVE, _Kind.MEAN, _Kind.RESTART)
 
 
@@ -30,6 +33,8 @@ class Recorder:
     header: Header of a new file.
     replica: Number of the node, or `traces.SERVER`.
     get_time: Seconds since the run began.
+    has_checkpoint: Whether the run has a checkpoint, which refers to the file:
+      it must exist then.
 
   Attributes:
     get_time: Function that gives the seconds since the run began.
@@ -40,6 +45,10 @@ class Recorder:
       was opened.
     num_mixes: Number of the last mix; 0: there was none.
     num_means: Number of all-reduces in the file when it was opened.
+
+  Raises:
+    TraceError: if the file is missing beside a checkpoint, or is damaged before
+      its first record.
   """
 
   def __init__(
@@ -48,18 +57,27 @@ class Recorder:
     header: dict[str, Any],
     replica: int,
     get_time: Callable[[], float],
+    *,
+    has_checkpoint: bool = False,
   ) -> None:
     self.get_time = get_time
     self._header = header
     self._replica = replica
+    self._name = 'The trace' if path is None else f'The trace {str(path)!r}'
     self._rows: list[bytes] = []
     self._writer: traces.TraceWriter | None = None
     self._is_closed = False
     records = np.zeros(0, traces.RECORD)
     if path is not None:
       path.parent.mkdir(parents=True, exist_ok=True)
+      is_new = not path.exists() or not path.stat().st_size
+      if is_new and has_checkpoint:
+        raise traces.TraceError(
+          f'{self._name} is missing or empty, and there is a '
+          f'checkpoint that refers to its records. {_CURE}'
+        )
       # A run that is resumed keeps the header that it began with.
-      self._writer = traces.TraceWriter(path, None if path.exists() else header)
+      self._writer = traces.TraceWriter(path, header if is_new else None)
       records = self._writer.read()
     self.incarnation = int(records['incarnation'].max(initial=0))
     self.last_version = int(records['version'].max(initial=0))
@@ -74,6 +92,58 @@ class Recorder:
   def num_records(self) -> int:
     """Number of records so far; the next one has this index."""
     return len(self._rows) if self._writer is None else self._writer.num_records
+
+  def check_server(self, num_records: int) -> None:
+    """Checks the records that a server wants to go on from.
+
+    Args:
+      num_records: Number of records that its checkpoint refers to. Those after
+        them become void, and are not looked at.
+
+    Raises:
+      TraceError: if there are fewer, or one of them makes no sense.
+    """
+    if num_records > self.num_records:
+      raise traces.TraceError(
+        f'{self._name} has {self.num_records} records, and the last checkpoint '
+        f'refers to {num_records}. {_CURE}'
+      )
+    self._check_history(num_records, is_server=True)
+
+  def check_node(self, version: int) -> None:
+    """Checks all records of a node or a centre: others may have read any.
+
+    Args:
+      version: Version of its last checkpoint.
+
+    Raises:
+      TraceError: if there is no such version, or a record makes no sense.
+    """
+    self._check_history(self.num_records, is_server=False)
+    if version > self.last_version:
+      raise traces.TraceError(
+        f'{self._name} ends at version {self.last_version}, and the last '
+        f'checkpoint is of version {version}. {_CURE}'
+      )
+
+  def _check_history(self, num_records: int, *, is_server: bool) -> None:
+    trace = self.get_trace()[:num_records]
+    try:
+      traces.check_history(trace, self._replica, is_server=is_server)
+    except traces.TraceError as error:
+      raise traces.TraceError(
+        f'{self._name} is damaged. {error} {_CURE}'
+      ) from None
+
+  def begin_incarnation(self) -> None:
+    """Takes the next number that no record has, void ones included."""
+    records = self.get_trace().records
+    incarnations = records['incarnation']
+    # There are no more incarnations than restarts. A record with a larger
+    # number is damaged: it is void, or `check` would have refused it.
+    num_restarts = np.cumsum(records['kind'] == _Kind.RESTART)
+    is_known = incarnations <= num_restarts
+    self.incarnation = int(incarnations[is_known].max(initial=0)) + 1
 
   def write(self, kind: traces.Kind, *rows: dict[str, Any]) -> None:
     """Writes and flushes records, which outlive this process from now on.

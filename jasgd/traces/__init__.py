@@ -2,6 +2,9 @@
 
 from jasgd.protocols import Fate
 from jasgd.traces import statistics
+from jasgd.traces._checks import check_history
+from jasgd.traces._checks import check_records
+from jasgd.traces._checks import refuse_record
 from jasgd.traces._folder import get_file_name
 from jasgd.traces._folder import TraceTail
 from jasgd.traces._schema import Kind
@@ -25,9 +28,12 @@ __all__ = [
   'TraceError',
   'TraceTail',
   'TraceWriter',
+  'check_history',
+  'check_records',
   'format_summary',
   'get_file_name',
   'make_records',
+  'refuse_record',
   'statistics',
   'summarize',
 ]

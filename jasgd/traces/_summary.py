@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from jasgd import protocols
+from jasgd.traces import _checks
 from jasgd.traces import _schema
 from jasgd.traces import _trace
 from jasgd.traces import statistics
@@ -210,32 +211,9 @@ def format_summary(summary: Summary, max_workers: int = 10) -> str:
 
 
 def _check_records(trace: _trace.Trace) -> None:
-  """Raises a TraceError that names the first record that no run can have left.
-
-  Later code may then use the numbers of workers and replicas as indices.
-  """
-  records = np.asarray(trace.records)
-  kinds = records['kind']
-  is_gradient = np.isin(kinds, _schema.GRADIENTS)
-  is_nodes = np.isin(kinds, (_Kind.STEP, _Kind.MIX, _Kind.MEAN))
-  last_worker = max(trace.num_workers, 1) - 1
-  for name, is_used, first, last in (
-    ('kind', True, 0, len(_Kind) - 1),
-    ('fate', is_gradient, 0, len(protocols.Fate) - 1),
-    ('updates', True, 0, 1),
-    ('replica', is_nodes, 0, last_worker),
-    ('replica', kinds == _Kind.PUSH, -_schema.MAX_WORKERS, -1),
-    # A server has parts with numbers below 0; so may a source have.
-    ('replica', True, -_schema.MAX_WORKERS, last_worker),
-    ('source', True, -_schema.MAX_WORKERS, last_worker),
-  ):
-    values = np.where(is_used, records[name], min(max(0, first), last))
-    if len(values) and not first <= values.min() <= values.max() <= last:
-      index = int(np.argmax((values < first) | (values > last)))
-      raise _schema.TraceError(
-        f'Record {index} has {name}={values[index]}, which must be from '
-        f'{first} to {last}: the records are damaged.'
-      )
+  """Raises a TraceError for the first record that no run can have left."""
+  _checks.check_records(trace)
+  is_gradient = np.isin(trace.records['kind'], _schema.GRADIENTS)
   is_applied = trace.fate == protocols.Fate.APPLIED
   staleness = np.where(is_applied, trace.staleness, 0)
   is_bad = (staleness < 0) | (staleness >= _schema.MAX_STALENESS)

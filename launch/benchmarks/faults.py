@@ -14,6 +14,7 @@ import io
 import os
 import pathlib
 import random
+import select
 import signal
 import statistics
 import tempfile
@@ -154,8 +155,8 @@ def time_recovery(workdir: str) -> Iterator[list[float]]:
   """Measures the seconds from a kill to the next applied push or mix.
 
   The times in a trace do not count the seconds that the server was down, hence
-  a clock of our own: a thread that looks for a killed child process, and then
-  for a new applied gradient, or a new mix, in the trace.
+  a clock of our own: a thread that looks for a child process that has ended,
+  and then for a new applied gradient, or a new mix, in the trace.
 
   Args:
     workdir: The folder of the run.
@@ -172,8 +173,10 @@ def time_recovery(workdir: str) -> Iterator[list[float]]:
         return True
     return False
 
+  children = _Children()
+
   def watch() -> None:
-    if wait_until(_has_killed_child):
+    if wait_until(children.has_ended):
       killed_at, num_before = time.monotonic(), _count_applied(workdir)
       if wait_until(lambda: _count_applied(workdir) > num_before):
         seconds.append(time.monotonic() - killed_at)
@@ -185,6 +188,7 @@ def time_recovery(workdir: str) -> Iterator[list[float]]:
   finally:
     stopped.set()
     thread.join()
+    children.close()
 
 
 def _load_records(workdir: str) -> np.ndarray:
@@ -224,7 +228,7 @@ def kill_at_random(fault: Fault, workdir: str) -> Iterator[None]:
       if len(_load_records(workdir)) < fault.count:
         continue
       stopped.wait(fault.fraction * _STEP_SECONDS)
-      pid = _find_child(fault.process)
+      pid = _find_children().get(fault.process, 0)
       if pid and not stopped.is_set():
         os.kill(pid, signal.SIGKILL)
       return
@@ -241,8 +245,33 @@ def kill_at_random(fault: Fault, workdir: str) -> Iterator[None]:
     thread.join()
 
 
-def _find_child(name: str) -> int:
-  """The process id of the child of that name; 0 if there is none."""
+class _Children:
+  """The members of a run, and whether one of them has ended.
+
+  A handle of a process tells of its end even if the supervisor, which looks at
+  the same processes, has waited for it before.
+  """
+
+  def __init__(self) -> None:
+    self._handles: dict[int, int] = {}
+
+  def has_ended(self) -> bool:
+    """Whether a child that was seen before has ended."""
+    for pid in _find_children().values():
+      if pid not in self._handles:
+        with contextlib.suppress(ProcessLookupError):  # It has just ended.
+          self._handles[pid] = os.pidfd_open(pid)
+    return bool(select.select([*self._handles.values()], [], [], 0)[0])
+
+  def close(self) -> None:
+    """Closes all handles."""
+    for handle in self._handles.values():
+      os.close(handle)
+
+
+def _find_children() -> dict[str, int]:
+  """The process ids of the members of a run that this process has started."""
+  found = {}
   for folder in pathlib.Path('/proc').glob('[0-9]*'):
     with contextlib.suppress(OSError):  # It has just ended.
       # The name of the program, which is in brackets, may contain spaces.
@@ -250,19 +279,9 @@ def _find_child(name: str) -> int:
       if parent != os.getpid():
         continue
       line = (folder / 'cmdline').read_bytes().split(b'\0')
-      if line[2:4] == [b'jasgd.runtime.child', name.encode()]:
-        return int(folder.name)
-  return 0
-
-
-def _has_killed_child() -> bool:
-  """Whether a child was killed and its parent, this process, has not waited."""
-  try:
-    # WNOWAIT leaves the child for the supervisor, which waits for it.
-    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-  except ChildProcessError:
-    return False
-  return found is not None and found.si_status == signal.SIGKILL
+      if line[2:3] == [b'jasgd.runtime.child']:
+        found[line[3].decode()] = int(folder.name)
+  return found
 
 
 def make_config(fault: Fault) -> experiment.TrainingConfig:

@@ -486,8 +486,16 @@ DAMAGES = {
     3,
     'replica',
     4,
-    'Record 3 has replica=4, which must be one',
+    'Record 3 has replica=4, which must be from 0 to 3',
   ),
+  'a negative step': (
+    'pull',
+    3,
+    'step',
+    -2,
+    'Record 3 has step=-2, which must',
+  ),
+  'no step': ('pull', 0, 'step', 0, 'Record 0 has step=0, which must be at le'),
   'version of a peer': (
     *('pull', 5, 'source_version', 77),
     'Record 5 reads version 77 of node ., which does not exist then',

@@ -49,23 +49,50 @@ class Late(protocols.constant_delay):
 
 
 class NeighbourNode(gossip.PeerNode):
-  """Asks the next node."""
+  """Asks the next living node, and sends to the one before."""
+
+  def __init__(self, *arguments):
+    super().__init__(*arguments)
+    self.waiting = []
 
   def exchange(self, step):
-    """Asks the next node."""
-    del step
-    return [gossip.Ask((self.node + 1) % self.num_nodes)]
+    """A question, a message, and a mix of the messages that have come."""
+    place, num_alive = self.members.index(self.node), len(self.members)
+    actions = [gossip.MixWaiting()]
+    if num_alive > 1:
+      ask = gossip.Ask(self.members[(place + 1) % num_alive])
+      share = self.strategy.weight
+      send = gossip.Send(self.members[place - 1], share, step)
+      actions = [ask, send, *actions]
+    return actions
 
   def on_replies(self, replies):
     """Mixes a little of the answer in."""
     if replies[0].outcome is not gossip.Outcome.TAKEN:
       return ()
-    return [gossip.Mix(0.9, ((replies[0], 0.1),))]
+    weight = self.strategy.weight
+    return [gossip.Mix(1 - weight, ((replies[0], weight),))]
+
+  def on_message(self, message):
+    """Takes a message if the node has steps to make."""
+    if self.is_done:
+      return gossip.Outcome.DONE
+    self.waiting.append(message)
+    return gossip.Outcome.TAKEN
+
+  def mix_waiting(self):
+    """The mean by shares, with the own share 1."""
+    if not self.waiting:
+      return None
+    waiting, self.waiting = self.waiting, []
+    total = 1 + sum(message.share for message in waiting)
+    sources = tuple((message, message.share / total) for message in waiting)
+    return gossip.Mix(1 / total, sources)
 
 
 @dataclasses.dataclass(frozen=True)
 class Neighbour(gossip.PeerStrategy):
-  """Every node mixes with the next one."""
+  """Every node mixes with the next one, and with the one before."""
 
   node_class = NeighbourNode
   weight: float = 0.1

@@ -14,6 +14,7 @@ import threading
 
 from jasgd import gossip
 from jasgd import protocols
+from tests.experiment import own_strategies
 
 VARIABLE = 'JASGD_TEST_CALLS'
 _NODE_METHODS = (
@@ -136,6 +137,7 @@ Push = _record_peer(gossip.Push)
 PushSum = _record_peer(gossip.PushSum)
 Elastic = _record_peer(gossip.Elastic)
 AllReduce = _record_peer(gossip.AllReduce)
+Neighbour = _record_peer(own_strategies.Neighbour)
 
 Asynchronous = _record_protocol(protocols.asynchronous)
 Backup = _record_protocol(protocols.backup)
@@ -144,6 +146,12 @@ Rennala = _record_protocol(protocols.rennala)
 Ringmaster = _record_protocol(protocols.ringmaster)
 Softsync = _record_protocol(protocols.softsync)
 Ssp = _record_protocol(protocols.ssp)
+Every = _record_protocol(own_strategies.Every)
+
+
+def make_plain(name, arguments):
+  """The strategy that a recorded one of this name is a subclass of."""
+  return globals()[name].__base__(**arguments)
 
 
 def read_calls(folder):

@@ -286,11 +286,18 @@ def test_validation_loads_nothing(monkeypatch):
     'make',
     lambda *arguments: made.append(make(*arguments)) or made[-1],
   )
-  for name in ('asynchronous', 'pull'):
-    config = cases.make_config(name)
+  # The backend of jax is started by a first look at its devices.
+  for name in ('devices', 'local_devices', 'device_count', 'default_backend'):
+    monkeypatch.setattr(jax, name, fail)
+  monkeypatch.setattr(jax, 'local_device_count', fail)
+  for config in (
+    cases.make_config('asynchronous'),
+    cases.make_config('pull'),
+    cases.make_device_config('pull'),
+  ):
     config.task.name, config.task.data_dir = 'mnist', '/nowhere'
     config.validate()
-  assert len(made) == 2  # Once for each config.
+  assert len(made) == 3  # Once for each config.
 
 
 def test_all_problems_are_named_at_once():

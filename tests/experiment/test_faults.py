@@ -89,6 +89,8 @@ def test_a_fault_loses_nothing_and_counts_nothing_twice(
 ):
   outcome = faults.run_fault(fault, os.fspath(tmp_path))
   assert outcome.is_good, outcome
+  assert outcome.recovery is not None, outcome
+  assert outcome.recovery > 0, outcome
   if fault.victim == 'server':
     assert outcome.num_restarts == 1, outcome
   elif fault.strategy == 'allreduce':  # All nodes go back to a checkpoint.

@@ -69,8 +69,10 @@ def test_a_lost_process_ends_the_run_with_its_name(
 ):
   config = make_config(200, num_nodes=num_nodes, deadlines={'silence': silence})
   with nodes.start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: nodes.count_steps(tmp_path, num_nodes).min() > 10)
-    live.wait_until(lambda: nodes.has_saved(tmp_path, num_nodes))
+    live.wait_until(
+      lambda: nodes.count_steps(tmp_path, num_nodes).min() > 10, wait
+    )
+    live.wait_until(lambda: nodes.has_saved(tmp_path, num_nodes), wait)
     (pid,) = processes.find_children(victim)
     os.kill(pid, number)
     with pytest.raises(
@@ -100,7 +102,7 @@ def test_a_lost_process_ends_the_run_with_its_name(
 def test_without_a_checkpoint_it_goes_on_from_the_start(processes, tmp_path):
   config = make_config(100, runtime={'checkpoint_seconds': 3600.0})
   with nodes.start_run(config, tmp_path) as wait:
-    live.wait_until(lambda: nodes.count_steps(tmp_path, 2).min() > 30)
+    live.wait_until(lambda: nodes.count_steps(tmp_path, 2).min() > 30, wait)
     (pid,) = processes.find_children('node-1')
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(experiment.RunError, match='goes on from the start'):

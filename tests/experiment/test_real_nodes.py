@@ -65,32 +65,47 @@ def check_replay(workdir, members=range(NUM_NODES)):
   assert set(members) <= set(found.versions)
 
 
-@contextlib.contextmanager
-def start_run(config, workdir):
-  """A run in a thread; gives a function that waits for its result."""
-  results = []
+class Run:
+  """A run in a thread; called, it waits for the result.
 
-  def run():
+  `live.wait_until` looks at it as at a program, and fails if it has ended.
+  """
+
+  def __init__(self, config, workdir):
+    self._config, self._workdir = config, workdir
+    self.output = None  # The result, or the error.
+    self._thread = threading.Thread(target=self._train)
+    self._thread.start()
+
+  def _train(self):
     try:
-      results.append(
-        experiment.train_and_evaluate(config, workdir, stream=io.StringIO())
+      self.output = experiment.train_and_evaluate(
+        self._config, self._workdir, stream=io.StringIO()
       )
     except Exception as error:
-      results.append(error)
+      self.output = error
 
-  thread = threading.Thread(target=run)
-  thread.start()
+  @property
+  def is_running(self):
+    return self._thread.is_alive()
 
-  def wait():
-    thread.join(live.PATIENCE)
-    assert results, 'It has not ended.'
-    if isinstance(results[0], Exception):
-      raise results[0]
-    return results[0]
+  def join(self):
+    self._thread.join(live.PATIENCE)
+    assert not self.is_running
 
-  yield wait
-  thread.join(live.PATIENCE)
-  assert not thread.is_alive()
+  def __call__(self):
+    self.join()
+    if isinstance(self.output, Exception):
+      raise self.output
+    return self.output
+
+
+@contextlib.contextmanager
+def start_run(config, workdir):
+  """A run in a thread, as a function that waits for its result."""
+  run = Run(config, workdir)
+  yield run
+  run.join()
 
 
 def count_steps(workdir, num_nodes=NUM_NODES):

@@ -12,7 +12,6 @@ import pytest
 
 from jasgd import experiment
 from jasgd import gossip
-from jasgd import protocols
 from jasgd import traces
 from tests import live
 from tests import marks
@@ -26,6 +25,7 @@ PEERS = {
   'PushSum': {},
   'Elastic': {'rate': 0.2},
   'AllReduce': {'period': 2},
+  'Neighbour': {},  # A user's own, as is 'Every' below.
 }
 PROTOCOLS = {
   'Asynchronous': {},
@@ -35,6 +35,7 @@ PROTOCOLS = {
   'Ringmaster': {'r': 1},
   'Softsync': {'n': 2},
   'Ssp': {'s': 1},
+  'Every': {},
 }
 
 
@@ -53,7 +54,7 @@ def _make_strategy(name, arguments):
   )
 
 
-@pytest.mark.parametrize('name', marks.slow_but(PEERS, 'Pull'))
+@pytest.mark.parametrize('name', marks.slow_but(PEERS, 'Neighbour'))
 def test_fresh_nodes_repeat_a_real_run_with_a_kill(
   name, processes, calls, tmp_path
 ):
@@ -61,7 +62,7 @@ def test_fresh_nodes_repeat_a_real_run_with_a_kill(
   config = real_nodes.make_config('pull', num_steps)
   config.runtime.checkpoint_seconds = 3600.0
   config.strategy = _make_strategy(name, PEERS[name])
-  plain = getattr(gossip, name)(**PEERS[name])
+  plain = recorded.make_plain(name, PEERS[name])
   run = tmp_path / 'run'
   with real_nodes.start_run(config, run) as wait:
     process = f'node-{victim}'
@@ -89,6 +90,8 @@ def test_fresh_nodes_repeat_a_real_run_with_a_kill(
     # The nodes that went on were told of the death.
     if is_whole and not plain.has_centre and not plain.is_collective:
       assert 'on_alive' in called
+    if is_whole and plain.node_class.on_message != gossip.PeerNode.on_message:
+      assert 'on_message' in called
     assert {'restore', 'on_restart', 'on_done', 'on_end'} <= set(called)
     assert ('on_regroup' in called) == plain.is_collective
   assert ('on_join_reply' in methods[victim]) == (not plain.is_collective)
@@ -124,8 +127,7 @@ def test_a_fresh_protocol_repeats_a_real_run_with_kills(
   assert view.check_replay() == num_updates
   methods = []
   for _, _, own in recorded.read_calls(calls):
-    make = getattr(protocols, name.lower())
-    recorded.repeat(make(**PROTOCOLS[name]), own)
+    recorded.repeat(recorded.make_plain(name, PROTOCOLS[name]), own)
     called = [method for method, *_ in own]
     if 'save' in called:  # Others are of the launcher, which only counts.
       methods.append(called)

@@ -1,6 +1,8 @@
 """The suites of `launch.benchmark`: a smoke of each, and their arithmetic."""
 
+import dataclasses
 import json
+import math
 import os
 import re
 import signal
@@ -11,18 +13,23 @@ import types
 import numpy as np
 import pytest
 
+from jasgd import experiment
+from jasgd import gossip as peer_strategies
 from jasgd import protocols
+from jasgd import simulation
 from jasgd import traces
 from launch.benchmarks import faults
 from launch.benchmarks import gossip
 from launch.benchmarks import gossip_worker
 from launch.benchmarks import measuring
+from launch.benchmarks import prediction
 from launch.benchmarks import processes
 from launch.benchmarks import server
 from launch.benchmarks import server_peers
 from launch.benchmarks import simulator
 from launch.benchmarks import stragglers
 from launch.benchmarks import training
+from tests.experiment import own_strategies
 
 # Suite -> patterns, and in how many lines of its output each is found. The real
 # run of `faults` is the quick case of tests/experiment/test_faults.py.
@@ -44,7 +51,8 @@ SMOKES = {
   },
   'simulator': {
     r'^[a-z].* [\d,]+ +[\d.]+$': len(simulator.ROWS),
-    r'^replay, .* [\d.]+ x bare steps': 2,
+    r'^replay, .* [\d.]+ x bare steps \((met|missed)\)': 2,
+    '^Bound: .*: (met|missed), ': 2,
   },
   'stragglers': {'^(pull|allreduce)(-disturbed)? +\\d': 4, '^Goal: ': 2},
   'training': {
@@ -311,6 +319,109 @@ def test_stragglers_goals():
   assert _judge_stragglers(allreduce_disturbed=free) == ['met', 'missed']
   # Where all are slow anyway, nothing falls.
   assert _judge_stragglers(allreduce=[6.5] * 4) == ['met', 'missed']
+
+
+# The suite `simulator`.
+
+
+def test_simulator_bounds():
+  planning = {'hardsync': 0.3, 'downpour': 5.0}
+  lines, is_met = simulator.judge(planning, 2.5)
+  assert is_met
+  assert ['missed' in line for line in lines] == [False, False]
+  assert lines[0].endswith('met, at most 5.00 (downpour)')
+  assert lines[1].endswith('met, 2.50')
+  for slower, memory, missed in ((5.1, 1.0, 0), (1.0, 2.6, 1)):
+    lines, is_met = simulator.judge(planning | {'downpour': slower}, memory)
+    assert not is_met
+    assert ['missed' in line for line in lines].index(True) == missed
+
+
+# The suite `prediction`.
+
+
+def _judge_prediction(row='', **numbers):
+  """Verdicts on numbers, each given as (measured, predicted)."""
+  trace = simulation.simulate(
+    protocols.asynchronous(), num_workers=2, num_gradients=10
+  )
+  measured, predicted = (
+    {name: pair[place] for name, pair in numbers.items()} for place in (0, 1)
+  )
+  comparison = dataclasses.replace(
+    simulation.compare(trace, trace), measured=measured, predicted=predicted
+  )
+  found = {}
+  for line, is_good in prediction.judge(comparison, row):
+    assert ('OUTSIDE' in line) != is_good
+    found[line.split()[0]] = is_good
+  return found
+
+
+def test_prediction_bounds():
+  inside = {
+    'updates_per_gradient': (0.46, 0.5),
+    'mixes_per_step': (0.46, 0.5),
+    'staleness': (1.24, 1.0),
+    'age': (0.15, 0.01),
+    'lost_mass': (3.0, 1.3),
+  }
+  assert _judge_prediction(**inside) == dict.fromkeys(prediction.BOUNDS, True)
+  outside = {
+    'updates_per_gradient': (0.44, 0.5),
+    'mixes_per_step': (0.56, 0.5),
+    'staleness': (1.26, 1.0),
+    'age': (0.17, 0.01),
+    'lost_mass': (0.1, 0.0),
+  }
+  assert _judge_prediction(**outside) == dict.fromkeys(prediction.BOUNDS, False)
+  # A number that the rule alone makes has a narrower bound, or none.
+  rates = {'updates_per_gradient': (0.98, 1.0), 'staleness': (0.09, 0.0)}
+  assert _judge_prediction(**rates) == dict.fromkeys(rates, True)
+  for row, is_good in (
+    ('asynchronous', (False, False)),
+    ('hardsync', (True, False)),
+    ('ssp', (False, True)),
+  ):
+    assert tuple(_judge_prediction(row, **rates).values()) == is_good
+  # Numbers without a bound, and means without an age, have no row.
+  assert not _judge_prediction(
+    gradients_per_second=(1.0, 9.0), age=(math.nan, math.nan)
+  )
+  assert _judge_prediction(age=(math.nan, 0.1)) == {'age': False}
+
+
+def test_every_strategy_of_real_processes_is_predicted():
+  listed = {
+    fields.get('name', name) for name, fields in prediction.ROWS.items()
+  }
+  assert prediction.NARROW.keys() < prediction.ROWS.keys()
+  known = {*protocols.PROTOCOLS} - {'constant_delay', 'ramp_up'}
+  known |= {
+    kind.name
+    for kind in vars(peer_strategies).values()
+    if isinstance(kind, type)
+    and issubclass(kind, peer_strategies.PeerStrategy)
+    and kind.name
+    and not kind.refusal_of_processes
+  } - {'gossip', 'peerstrategy'}
+  assert listed == known
+  assert prediction.ROWS['ramp_up']['ramp_up']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('name', 'numbers'),
+  [
+    ('Every', ['updates_per_gradient', 'staleness']),
+    ('Neighbour', ['mixes_per_step', 'age', 'lost_mass']),
+  ],
+)
+def test_own_strategies_have_rows_in_the_table(name, numbers, tmp_path):
+  config = experiment.StrategyConfig(name=f'{own_strategies.__name__}:{name}')
+  rows = prediction.judge(prediction.run_strategy(config, tmp_path, 100))
+  assert [line.split()[0] for line, _ in rows] == numbers
+  assert all(is_good for _, is_good in rows), rows
 
 
 # The suite `faults`; its kills are tested in tests/experiment/test_faults.py.

@@ -349,14 +349,23 @@ def test_the_config_of_the_readme(processes, tmp_path):
   assert experiment.verify(tmp_path, stream=io.StringIO()).is_same
 
 
-def test_one_launch_at_a_time(commands, tmp_path):
-  folder = workdirs.open_workdir(
-    tmp_path / 'run', dataclasses.asdict(quick.get_config())
-  )
+@pytest.mark.parametrize(
+  ('strategy', 'mode'),
+  [
+    ('asynchronous', 'local'),
+    ('asynchronous', 'simulate'),
+    ('pull', 'devices'),
+  ],
+)
+def test_one_launch_at_a_time(strategy, mode, commands, tmp_path):
+  config = quick.get_config(strategy)
+  config.runtime.mode = mode
+  folder = workdirs.open_workdir(tmp_path / 'run', dataclasses.asdict(config))
   with workdirs.hold_workdir(folder, 'launcher'):
     done = commands.run(
       'launch.train',
-      '--config=tests/launch/quick.py:asynchronous',
+      f'--config=tests/launch/quick.py:{strategy}',
+      f'--config.runtime.mode={mode}',
       f'--workdir={folder.root}',
     )
   assert done.returncode == 1

@@ -160,7 +160,8 @@ def test_an_own_strategy_of_real_nodes(tmp_path):
   trace = _record(_simulate(own_strategies.Neighbour(period=2)), compiles=False)
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
   assert 'eighbour(2): an exchange every 2 steps' in page.paragraphs[0]
-  assert page.column('Results')['mixes'] == '80'
+  # An answer at each of 80 exchanges; messages may be mixed together.
+  assert 80 < int(page.column('Results')['mixes']) <= 160
   assert (tmp_path / 'report' / 'members.png').exists()
 
 

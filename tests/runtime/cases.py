@@ -1,6 +1,7 @@
 """Every protocol, and servers with learners in threads."""
 
 import contextlib
+import os
 import threading
 
 import jax
@@ -12,6 +13,7 @@ from jasgd import engine
 from jasgd import protocols
 from jasgd import runtime
 from jasgd import tasks
+from jasgd import traces
 from jasgd.runtime import wires
 
 PATIENCE = 60.0  # Seconds: never reached, unless something is broken.
@@ -182,3 +184,19 @@ def check_replay(server, trace, task, **options):
   if replay.clock in digests:
     assert replay.get_digest() == digests[replay.clock]
   return replay
+
+
+def damage_record(path, index, **fields):
+  """Writes other values into a record of the file of a trace."""
+  whole = traces.Trace.load(path)
+  records = whole.records.copy()
+  for name, value in fields.items():
+    records[name][index] = value
+  traces.Trace(records, whole.header).save(path)
+
+
+def shorten_trace(path, num_records):
+  """Cuts the file of a trace after some records."""
+  offset = path.stat().st_size
+  offset -= len(traces.Trace.load(path)) * traces.RECORD.itemsize
+  os.truncate(path, offset + num_records * traces.RECORD.itemsize)

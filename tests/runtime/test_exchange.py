@@ -16,6 +16,7 @@ from jasgd import traces
 from jasgd.runtime import wires
 from jasgd.runtime.nodes import _exchange
 from jasgd.runtime.nodes import _weights
+from tests.experiment import own_strategies
 from tests.runtime import peer_cases
 
 Kind = traces.Kind
@@ -58,6 +59,7 @@ STRATEGIES = {
   'elastic': gossip.Elastic(rate=0.25, period=2),
   'elastic, easgd': gossip.Elastic(rate=0.25, order='easgd'),
   'elastic, choosy': ChoosyElastic(rate=0.25),
+  'pull and push, own': own_strategies.Neighbour(),
 }
 # Failures of node 2, and seconds between two checkpoints.
 SCRIPTS = {
@@ -307,15 +309,16 @@ def test_fields_of_messages_mean_what_their_names_say(name):
     (message.share, message.mass, message.elastic_rate)
     for message in script.messages
   ]
-  if 'pull' in name:
-    assert not sent
-  elif name == 'push':
-    assert set(sent) == {(0.5, 0.0, 0.0)}
+  shares = {'push': 0.5, 'pull and push, own': 0.1}
+  if name in shares:
+    assert set(sent) == {(shares[name], 0.0, 0.0)}
   elif strategy.has_mass:
     assert all(share == rate == 0 < mass < 1 for share, mass, rate in sent)
-  else:
+    assert sent
+  elif strategy.has_centre:
     assert set(sent) == {(1.0, 0.0, 0.25)}
-  assert 'pull' in name or sent
+  else:
+    assert not sent
   for message in script.messages:
     assert message.push == -1  # Nodes make no pushes.
     assert 1 <= message.step <= NUM_STEPS

@@ -1,5 +1,6 @@
 """Nodes that are late or restarted: their first weights and their mass."""
 
+import shutil
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ from jasgd import workdir
 from jasgd.runtime import wires
 from jasgd.runtime.nodes import _peer
 from tests import live
+from tests.runtime import cases
 from tests.runtime import peer_cases
 
 Kind = traces.Kind
@@ -237,3 +239,92 @@ def test_a_node_that_came_and_died_counts_as_come(
     assert peer._files._describe()['began_with'] == [0, 2]
   finally:
     peer._files._stack.close()
+
+
+# --- A broken trace.
+
+
+@pytest.fixture(scope='module')
+def ended_group(tmp_path_factory):
+  """A run of nodes that has ended, with a centre."""
+  folder = tmp_path_factory.mktemp('ended')
+  with peer_cases.start_group(folder, 'elastic', num_steps=8) as group:
+    group.wait()
+  return group
+
+
+def reopen(group, folder, node, damage):
+  """The sentence by which a node, or the centre, refuses its damaged trace."""
+  shutil.copytree(group.run.root, folder, dirs_exist_ok=True)
+  again = peer_cases.Group(folder, group.settings.strategy, num_steps=8)
+  path = again.run.trace / traces.get_file_name(node)
+  damage(path)
+  with pytest.raises(traces.TraceError) as caught:
+    again.make(node, threading.Event())
+  message = str(caught.value)
+  assert message.startswith(f'The trace {str(path)!r} ')
+  assert message.endswith('start the run again in another folder.')
+  assert '\n' not in message  # The process ends with this one line.
+  return message
+
+
+@pytest.mark.parametrize('node', [1, traces.SERVER])
+@pytest.mark.parametrize(
+  ('fields', 'problem'),
+  [
+    ({'kind': 77}, 'kind=77, which must be from 0 to 10'),
+    ({'kind': Kind.FETCH}, 'kind=2, which must be one that its owner writes'),
+    ({'updates': 0}, 'updates=0, which must be that of its kind'),
+    ({'worker': -3}, 'worker=-3, which must be'),
+    ({'worker': 3}, 'worker=3, which must be at most 2'),
+    ({'source': 3}, 'source=3, which must be'),
+    ({'replica': 2}, 'replica=2, which must be'),
+    ({'step': -1}, 'step=-1, which must be'),
+    ({'version': 2**62}, 'version=4611686018427387904, which must be that of'),
+    ({'version': 1}, 'version=1, which must be that of the record before it'),
+    ({'source_version': -1}, 'source_version=-1, which must be at least 0'),
+    ({'incarnation': 2**31 - 1}, 'incarnation=2147483647, which must be at'),
+    ({'group': 2**31 - 1}, 'group=2147483647, which must be from 0'),
+    ({'mass': np.nan}, 'mass=nan, which must be finite'),
+    ({'weight': np.inf}, 'weight=inf, which must be finite'),
+  ],
+)
+def test_a_damaged_record_is_named_by_a_resume(
+  node, fields, problem, ended_group, tmp_path
+):
+  def damage(path):
+    cases.damage_record(path, 5, **fields)
+
+  message = reopen(ended_group, tmp_path, node, damage)
+  assert f'is damaged. Record 5 has {problem}' in message
+
+
+@pytest.mark.parametrize('version', [-1, 99])
+def test_a_read_that_was_impossible_is_named_by_a_resume(
+  version, ended_group, tmp_path
+):
+  records = ended_group.load_trace().of_replica(1)
+  index = int(np.flatnonzero(records['kind'] == Kind.STEP)[3])
+  message = reopen(
+    ended_group,
+    tmp_path,
+    1,
+    lambda path: cases.damage_record(path, index, read_version=version),
+  )
+  assert f'Record {index} has read_version={version}, which must be' in message
+
+
+@pytest.mark.parametrize('node', [1, traces.SERVER])
+@pytest.mark.parametrize(
+  ('damage', 'problem'),
+  [
+    (lambda path: cases.shorten_trace(path, 3), 'ends at version 3, and the'),
+    (lambda path: cases.shorten_trace(path, 0), 'ends at version 0, and the'),
+    (lambda path: path.write_bytes(b''), 'is missing or empty, and there is a'),
+    (lambda path: path.unlink(), 'is missing or empty, and there is a'),
+  ],
+)
+def test_a_trace_without_its_records_is_named_by_a_resume(
+  node, damage, problem, ended_group, tmp_path
+):
+  assert problem in reopen(ended_group, tmp_path, node, damage)

@@ -1,8 +1,10 @@
 """Files of a server, and how a server resumes from them."""
 
 import json
+import shutil
 
 import numpy as np
+import pytest
 
 from jasgd import protocols
 from jasgd import runtime
@@ -233,3 +235,113 @@ def test_a_damaged_checkpoint_is_set_aside(open_bench, tmp_path, caplog):
   assert bench.server.clock == 9
   assert workdir.list_checkpoints(folder) == [0, 9]
   cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+# --- A broken trace.
+
+
+def make_stopped_run(open_bench, folder):
+  """A run of two joins and four updates, with a checkpoint of all of them."""
+  bench = open_bench(workdir=folder, num_learners=2, num_updates=9)
+  for client in join(bench, 2) * 2:
+    client.push()
+  bench.server.stop('Enough.')
+  bench.server.finish()
+  bench.crash()
+  return bench
+
+
+@pytest.mark.parametrize(
+  ('fields', 'problem'),
+  [
+    ({'kind': 77}, 'kind=77, which must be from 0 to 10'),
+    ({'kind': traces.Kind.MOVE}, 'kind=4, which must be one that its owner'),
+    ({'fate': 99}, 'fate=99, which must be from 0 to 7'),
+    ({'updates': 0}, 'version=3, which must be that of the record before'),
+    ({'worker': -3}, 'worker=-3, which must be'),
+    ({'worker': 2**31 - 1}, 'worker=2147483647, which must be'),
+    ({'replica': -2}, 'replica=-2, which must be -1'),
+    ({'step': -1}, 'step=-1, which must be'),
+    ({'version': 2**62}, 'version=4611686018427387904, which must be that of'),
+    ({'version': 1}, 'version=1, which must be that of the record before it'),
+    ({'read_version': 3}, 'read_version=3, which must be a version that'),
+    ({'read_version': -1}, 'read_version=-1, which must be a version that'),
+    ({'incarnation': 2**31 - 1}, 'incarnation=2147483647, which must be at'),
+    ({'incarnation': 1}, 'incarnation=1, which must be at most the number'),
+    ({'group': 2**31 - 1}, 'group=2147483647, which must be from 0'),
+  ],
+)
+def test_a_damaged_record_is_named_by_a_resume(
+  fields, problem, open_bench, tmp_path
+):
+  folder = workdir.Workdir(tmp_path)
+  bench = make_stopped_run(open_bench, folder)
+  kinds = traces.Trace.load(folder.trace).records['kind']
+  index = int(np.flatnonzero(kinds == traces.Kind.PUSH)[2])
+  cases.damage_record(folder.trace, index, **fields)
+  with pytest.raises(traces.TraceError) as caught:
+    bench.open(protocols.asynchronous())
+  message = str(caught.value)
+  assert f'The trace {str(folder.trace)!r} is damaged.' in message
+  assert f'Record {index} has {problem}' in message
+  assert message.endswith('start the run again in another folder.')
+  assert '\n' not in message  # The process ends with this one line.
+
+
+@pytest.mark.parametrize(
+  ('damage', 'problem'),
+  [
+    (lambda path: cases.shorten_trace(path, 3), 'has 3 records, and the last '),
+    (lambda path: cases.shorten_trace(path, 0), 'has 0 records, and the last '),
+    (lambda path: path.write_bytes(b''), 'is missing or empty, and there is a'),
+    (lambda path: path.unlink(), 'is missing or empty, and there is a'),
+  ],
+)
+def test_a_trace_without_its_records_is_named_by_a_resume(
+  damage, problem, open_bench, tmp_path
+):
+  folder = workdir.Workdir(tmp_path)
+  bench = make_stopped_run(open_bench, folder)
+  damage(folder.trace)
+  before = folder.trace.exists() and folder.trace.read_bytes()
+  with pytest.raises(traces.TraceError) as caught:
+    bench.open(protocols.asynchronous())
+  message = str(caught.value)
+  assert f'The trace {str(folder.trace)!r} {problem}' in message
+  assert message.endswith('start the run again in another folder.')
+  assert (folder.trace.exists() and folder.trace.read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [{'incarnation': 2**31 - 1}, {'kind': 77, 'version': -5, 'worker': -9}],
+)
+def test_a_damaged_record_that_becomes_void_does_no_harm(
+  fields, open_bench, tmp_path
+):
+  folder = workdir.Workdir(tmp_path)
+  bench = make_stopped_run(open_bench, folder)
+  # The END came after the checkpoint.
+  cases.damage_record(folder.trace, -1, **fields)
+  for incarnation in (1, 2):
+    bench.open(protocols.asynchronous())
+    assert bench.server.incarnation == incarnation
+    for client in join(bench, 2):
+      client.push()
+    bench.server.stop('Enough.')
+    bench.server.finish()
+    bench.crash()
+  cases.check_replay(bench.server, bench.server.get_trace(), bench.task)
+
+
+def test_a_trace_without_checkpoints_is_void(open_bench, tmp_path):
+  folder = workdir.Workdir(tmp_path)
+  bench = make_stopped_run(open_bench, folder)
+  shutil.rmtree(folder.checkpoints)
+  bench.open(protocols.asynchronous())
+  assert (bench.server.clock, bench.server.incarnation) == (0, 1)
+  for client in join(bench, 2):
+    client.push()
+  trace = bench.server.get_trace()
+  assert trace.num_updates == 2
+  cases.check_replay(bench.server, trace, bench.task)

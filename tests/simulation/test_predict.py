@@ -9,6 +9,7 @@ from jasgd import gossip
 from jasgd import protocols
 from jasgd import simulation
 from jasgd import traces
+from tests.experiment import own_strategies
 from tests.protocols import cases as protocol_cases
 from tests.simulation import cases
 
@@ -226,6 +227,7 @@ PEERS = {
   'push-sum': (gossip.PushSum(), 0.0),
   'elastic': (gossip.Elastic(), 0.05),
   'allreduce': (gossip.AllReduce(), 0.01),
+  'own': (own_strategies.Neighbour(), 0.05),
 }
 
 

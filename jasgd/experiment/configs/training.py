@@ -187,7 +187,9 @@ class TrainingConfig:
         f'runtime.wire_dtype must be float32, got {self.runtime.wire_dtype!r}.'
       )
     if mode == 'devices':
-      engine.check_devices(strategy, **self.choose_devices())
+      # As if on one device: to count them would start the backend of jax.
+      options = self._list_device_options() | {'runner': 'vmap'}
+      engine.check_devices(strategy, **options)
     elif mode == 'simulate':
       simulation.check_simulation(
         **self._list_arguments(strategy), num_gradients=1
@@ -258,12 +260,19 @@ class TrainingConfig:
     """The shapes of (params, stats)."""
     return jax.eval_shape(self.make_task().init, jax.random.key(0))
 
+  def check_devices(self) -> None:
+    """Raises a ValueError if there are too few devices; starts jax."""
+    engine.check_devices(self.make_strategy(), **self.choose_devices())
+
   def choose_devices(self) -> dict[str, Any]:
-    """Arguments of `engine.make_device_program`."""
+    """Arguments of `engine.make_device_program`; counts the devices."""
+    runner = self.runtime.choose_runner(self.num_workers)
+    return self._list_device_options() | {'runner': runner}
+
+  def _list_device_options(self) -> dict[str, Any]:
     dtype = self.runtime.wire_dtype
     return {
       'num_nodes': self.num_workers,
-      'runner': self.runtime.choose_runner(self.num_workers),
       # None sends weights as they are.
       'dtype': None if dtype == 'float32' else dtype,
     }

@@ -48,6 +48,8 @@ def run_on_devices(
     num_updates = config.count_steps() * config.num_workers
     return virtual.Run(steps, steps.measure, num_updates, 'steps')
 
+  config.validate()
+  config.check_devices()  # Before the folder is made.
   return virtual.run_in_folder(
     config, workdir, make, on_metrics=on_metrics, stream=stream
   )

@@ -212,7 +212,7 @@ def supervise(
         server, starts, recipe, folder, is_owner=is_owner, stream=stream
       )
       supervisor.run()
-      return _finish_server(folder, server, supervisor).write()
+      return _finish_server(recipe, folder, server, supervisor).write()
     clock = _find_saved_clock(recipe, folder) if is_owner else sys.maxsize
     with workdirs.MetricsWriter(
       folder,
@@ -251,11 +251,16 @@ def _find_saved_clock(recipe: recipes.Recipe, folder: workdirs.Workdir) -> int:
 
 
 def _finish_server(
+  recipe: recipes.Recipe,
   folder: workdirs.Workdir,
   view: views.ServerView,
   supervisor: supervisors.Supervisor,
 ) -> results.Result:
-  """The result of a run with a server, from the server's last status."""
+  """The result of a run with a server, from the server's last status.
+
+  The last checkpoint is evaluated: the view has weights as messages round them,
+  and of a run that is interrupted only earlier ones.
+  """
   status = view.status
   num_refused = sum(
     count for reason, count in status['counts'].items() if reason != 'accepted'
@@ -267,6 +272,7 @@ def _finish_server(
       'epoch': status['epoch'],
       'time': status['time'],
       **view.metrics,
+      **measuring.evaluate(recipe.task, workdirs.load_weights(folder)),
       'server/num_refused': num_refused,
       'server/num_restarts': status['incarnation'],
     },

@@ -232,17 +232,26 @@ def describe_nodes(
   shares = np.array(masses) / np.sum(masses) if any(masses) else None
   mean = jax.device_get(engine.average_nodes(stacked, shares))
   groups: dict[str, Mapping[str, Any]] = {}
-  if task.test_data is not None:
-    groups['test'] = tasks.evaluate(task, *mean)
-    if centre is not None:
-      groups['centre'] = tasks.evaluate(task, *centre)
-      groups['local'] = tasks.evaluate_all(task, nodes)
-  metrics = {'gossip/consensus_error': _measure_distance(nodes)} | {
+  metrics = evaluate(task, mean)
+  if task.test_data is not None and centre is not None:
+    groups['centre'] = tasks.evaluate(task, *centre)
+    groups['local'] = tasks.evaluate_all(task, nodes)
+  metrics |= {'gossip/consensus_error': _measure_distance(nodes)} | {
     f'{group}/{name}': float(value)
     for group, values in groups.items()
     for name, value in values.items()
   }
   return mean, keep_finite(metrics)
+
+
+def evaluate(task: tasks.Task, weights: _Weights) -> dict[str, float]:
+  """The finite metrics of weights on the test data, if there is any."""
+  if task.test_data is None:
+    return {}
+  found = tasks.evaluate(task, *weights)
+  return keep_finite(
+    {f'test/{name}': float(value) for name, value in found.items()}
+  )
 
 
 def keep_finite(metrics: Mapping[str, float]) -> dict[str, float]:

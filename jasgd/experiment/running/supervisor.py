@@ -262,6 +262,7 @@ class Supervisor:
       patience = 0.0 if first.code else _END_TIMEOUT
       self._end_group(describe_loss(first), patience)
     if member != self._owner:
+      self._check_thread(process)
       self.lost.add(member)
       self._warn(member)
       return
@@ -270,6 +271,23 @@ class Supervisor:
     clock = self._view.clock
     reason = f'{process.name} was lost at clock {clock}'
     self._restart(member, process, f'{reason} (exit code {process.code})')
+
+  def _check_thread(self, process: Process) -> None:
+    """Ends the run if a learner that is a thread has failed before it began.
+
+    A server is told of a dead learner by its process id, and threads have none:
+    it would wait for the learner until the deadline for the first ones.
+
+    Raises:
+      RunError: if it has.
+    """
+    is_thread = self._has_server and isinstance(process, Thread)
+    if is_thread and process.code and not self._view.has_begun:
+      self._view.interrupt()  # Or the others would wait for an answer.
+      raise results.RunError(
+        f'{process.name} failed before the run began. It said:\n'
+        f'{process.read_log()}\n{_HOW_TO_GO_ON}'
+      )
 
   def _warn(self, member: int) -> None:
     """Logs the end of a process once; a learner may end well."""

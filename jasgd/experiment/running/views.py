@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from jasgd import engine
 from jasgd import runtime
-from jasgd import tasks
 from jasgd import workdir as workdirs
 from jasgd.experiment.running import measuring
 from jasgd.experiment.running import recipe as recipes
@@ -250,10 +249,7 @@ class ServerView:
     """Evaluates the weights that the server has kept; gives their clock."""
     answer, weights = self._observer.pull(runtime.Flag.AT_CLOCK)
     if self._task.test_data is not None:
-      found = tasks.evaluate(self._task, *weights)
-      self._test = measuring.keep_finite(
-        {f'test/{name}': float(value) for name, value in found.items()}
-      )
+      self._test = measuring.evaluate(self._task, weights)
       self._evaluated[answer.version] = self._test
     return answer.version
 

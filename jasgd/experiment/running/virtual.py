@@ -39,6 +39,10 @@ class Run(NamedTuple):
   unit: str
 
 
+# From the folder and the first weights (None: from the seed) to a run.
+Make = Callable[[workdirs.Workdir, tuple[Any, Any] | None], Run]
+
+
 def run_simulated(
   config: training.TrainingConfig,
   workdir: str | os.PathLike[str],
@@ -110,7 +114,7 @@ def make_run(
 def run_in_folder(
   config: training.TrainingConfig,
   workdir: str | os.PathLike[str],
-  make: Callable[[workdirs.Workdir, tuple[Any, Any] | None], Run],
+  make: Make,
   *,
   on_metrics: OnMetrics | None = None,
   stream: TextIO | None = None,
@@ -139,6 +143,22 @@ def run_in_folder(
   folder = workdirs.open_workdir(workdir, dataclasses.asdict(config))
   if found := results.read_result(folder):
     return found
+  with workdirs.hold_workdir(folder, 'launcher'):
+    return _run_alone(
+      config, folder, make, init, on_metrics=on_metrics, stream=stream
+    )
+
+
+def _run_alone(
+  config: training.TrainingConfig,
+  folder: workdirs.Workdir,
+  make: Make,
+  init: tuple[Any, Any] | None,
+  *,
+  on_metrics: OnMetrics | None,
+  stream: TextIO | None,
+) -> results.Result:
+  """Makes a run, or the rest of it, as the only launcher in its folder."""
   run = make(folder, init)
   if init is not None:  # The other run may be changed or deleted later.
     _save(run, folder, 0)
@@ -159,7 +179,7 @@ def run_in_folder(
   elif not replay.is_done:
     reason = 'It was interrupted.'
   return results.Result(
-    workdir=os.fspath(workdir),
+    workdir=os.fspath(folder),
     clock=replay.clock,
     metrics=metrics,
     end_reason=reason,

@@ -6,7 +6,7 @@ socket or array. The simulator and a real process drive the same object: they
 report events to it, and carry out the actions that it returns.
 
 A node makes steps on its own weights. After each step its driver calls
-`on_step` and carries out the actions, in order:
+`on_step` and carries out the actions, in order, but questions after all others:
 
 ==============  ==============================================================
 action          effect

@@ -128,7 +128,9 @@ class Exchanger:
     while actions:
       replies: list[gossip.Reply] = []
       lost: list[dict[str, Any]] = []
-      for action in actions:
+      # Questions last: their answers stay in the buffers of connections, where
+      # a mix or a message that came after them would end their life.
+      for action in sorted(actions, key=_is_question):
         if isinstance(action, gossip.Ask):
           asked = self._recorder.get_time()
           reply = self._ask(action.peer)
@@ -318,6 +320,10 @@ class Exchanger:
         return method(*arguments)
 
     return call
+
+
+def _is_question(action: Any) -> bool:
+  return isinstance(action, gossip.Ask)
 
 
 def _check_sender(

@@ -72,24 +72,16 @@ class NodeFiles:
         self.folder, 'node', patience=settings.deadlines.end
       )
     )
+    self.layout = settings.make_layout()
+    self.origin = settings.origin
     try:
-      workdirs.set_aside_broken(self.folder)
+      self.recorder = self._open_trace()
     except BaseException:
       self._stack.close()
       raise
-    self.layout = settings.make_layout()
     self._fingerprint = _settings.make_fingerprint(
       settings.task, self.layout, settings.seed, settings.fingerprint_text
     )
-    name = traces.get_file_name(node)
-    self.origin = settings.origin
-    self.recorder = _recorder.Recorder(
-      run.trace / name,
-      self._make_header(),
-      node,
-      lambda: time.time() - self.origin,
-    )
-    self._stack.callback(self.recorder.close)
     self.snapshots = _snapshot_server.SnapshotServer(
       self.layout,
       self._fingerprint,
@@ -102,6 +94,21 @@ class NodeFiles:
     self._checkpoints = _checkpoints.Checkpoints(
       self.folder, self.recorder, settings.checkpoint_seconds
     )
+
+  def _open_trace(self) -> _recorder.Recorder:
+    """Opens the trace, which must agree with the checkpoints."""
+    workdirs.set_aside_broken(self.folder)
+    versions = workdirs.list_checkpoints(self.folder)
+    recorder = _recorder.Recorder(
+      self._run.trace / traces.get_file_name(self._node),
+      self._make_header(),
+      self._node,
+      lambda: time.time() - self.origin,
+      has_checkpoint=bool(versions),
+    )
+    self._stack.callback(recorder.close)
+    recorder.check_node(max(versions, default=0))
+    return recorder
 
   def _describe(self) -> dict[str, Any]:
     """Status for other processes."""

@@ -134,8 +134,14 @@ class Recovery:
     checkpoints.save(self._weights.state, position, list(needed.values()))
 
   def resume(self, checkpoint: Checkpoint) -> None:
-    """Restores all parts, and records the restart as a new incarnation."""
+    """Restores all parts, and records the restart as a new incarnation.
+
+    Raises:
+      TraceError: if records that the checkpoint refers to are missing, or make
+        no sense.
+    """
     state, buffers, position = checkpoint
+    self._recorder.check_server(position['records'])
     self._weights.restore(state, position['weights'])
     for name, part in self._parts.items():
       part.restore(position[name])
@@ -152,11 +158,15 @@ class Recovery:
     self.start_clock = self._weights.clock
     self._record_restart(position['records'])
 
+  def begin(self) -> None:
+    """Begins without a checkpoint: records of an earlier run are void."""
+    if self._recorder.num_records:
+      self._record_restart(0)
+
   def _record_restart(self, num_valid: int) -> None:
     recorder, clock = self._recorder, self._weights.clock
     num_void = recorder.num_records - num_valid
-    records = recorder.get_trace().records
-    recorder.incarnation = int(records['incarnation'].max(initial=0)) + 1
+    recorder.begin_incarnation()
     recorder.write(
       traces.Kind.RESTART,
       {

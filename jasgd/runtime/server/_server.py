@@ -112,6 +112,7 @@ class Server:
       settings.make_header(self.layout.size),
       traces.SERVER,
       self._watch.get_time,
+      has_checkpoint=checkpoint is not None,
     )
     self._metrics = _metrics.ServerMetrics(
       settings,
@@ -137,7 +138,11 @@ class Server:
     )
     self._desk = self._make_desk()
     self._recovery = self._make_recovery(workdir)
-    self._start(checkpoint)
+    try:
+      self._start(checkpoint)
+    except BaseException:
+      self.close()
+      raise
 
   def _make_desk(self) -> _front_desk.FrontDesk:
     return _front_desk.FrontDesk(
@@ -188,6 +193,7 @@ class Server:
     """Begins at clock 0, or resumes from a checkpoint."""
     if checkpoint is None:
       self._protocol.start(self._settings.num_learners)
+      self._recovery.begin()
     else:
       self._recovery.resume(checkpoint)
     self._weights.warm_up()
