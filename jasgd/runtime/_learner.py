@@ -204,8 +204,8 @@ class Learner:
       while True:
         if self._stopped.is_set():
           return self._leave()
-        # The fetch should end just before the gradient: weights that are fetched
-        # earlier are staler.
+        # The fetch should end just before the gradient: weights that are
+        # fetched earlier are staler.
         delay = max(0.0, usual - 1.5 * fetch_seconds)
         computed = threading.Event()
         fetched = thread.submit(self._fetch_later, computed, delay)
