@@ -65,7 +65,7 @@ class CrashPoints:
     """Passes a point; at the chosen count of the chosen point, kills.
 
     Args:
-      point: The point.
+      point: Name of the point.
       prepare: Function called just before the kill.
     """
     if point != self._point:

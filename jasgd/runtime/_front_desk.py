@@ -175,7 +175,7 @@ def read_hello(text: str, fingerprint: str) -> dict[str, Any]:
   """Reads the text of a HELLO.
 
   Args:
-    text: The text.
+    text: Text of the message.
     fingerprint: Fingerprint of the run, which the text must have.
 
   Returns:

@@ -328,9 +328,8 @@ class Learner:
     """Sends the request that an earlier server has not answered."""
     if gradient is not None:
       np.copyto(self._connection.outgoing, gradient)
-    message.flags &= (
-      ~_Flag.KEEPS_WEIGHTS
-    )  # After a reconnection it has no weights to keep.
+    # After a reconnection the learner has no weights to keep.
+    message.flags &= ~_Flag.KEEPS_WEIGHTS
     return self._send(message)
 
   def _send(self, message: _messages.Message) -> _messages.Message:

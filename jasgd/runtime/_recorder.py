@@ -28,8 +28,8 @@ class Recorder:
   """Writes the trace of a server, a centre or a node.
 
   Args:
-    path: The file; an existing one is continued. None: records are kept in
-      memory.
+    path: File of the trace; an existing one is continued. None: records are
+      kept in memory.
     header: Header of a new file.
     replica: Number of the node, or `traces.SERVER`.
     get_time: Function that gives the seconds since the run began.

@@ -32,7 +32,7 @@ class Deadlines:
     step: Wait for the gradient of a learner that others wait for; of nodes, for
       the answer of a peer. 0: adaptive, ten times the longest recent time; for
       learners, `first_step` until a time was measured.
-    first_step: As `step`, while a worker may still be compiling.
+    first_step: Wait as in `step`, while a worker may still be compiling.
     rejoin: Wait for learners to come back after the server's restart, or for
       the centre after its own.
     end: Wait for the last messages of clients, once the run is over.

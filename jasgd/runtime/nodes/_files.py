@@ -234,6 +234,7 @@ class NodeFiles:
     # The stack calls this before it closes the listeners, which the thread
     # uses.
     self._stack.callback(self.close_snapshots)
+    # Last: a client that finds this file can connect, and is answered.
     _addresses.write_address(
       self.folder, found, pid=os.getpid(), fingerprint=self._fingerprint
     )
@@ -259,7 +260,7 @@ class NodeFiles:
     """Ends the snapshot server's thread. Calling it twice is no error.
 
     Raises:
-      Exception: the error that has ended the thread, if there is one.
+      Exception: if an error has ended the thread before.
     """
     self.snapshots.stop()
     self._thread.join()

@@ -92,7 +92,8 @@ class Registry:
     """Adds the addresses that another process knows.
 
     Args:
-      entries: Its `list_addresses`; bad entries are logged and left out.
+      entries: Result of its `list_addresses`; bad entries are logged and left
+        out.
     """
     for number, entry in entries.items():
       try:

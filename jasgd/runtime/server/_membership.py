@@ -325,7 +325,7 @@ class Membership:
       or self._end.has_come
     ):
       return
-    for learner in dict.fromkeys(learners):  # Twice in a group.
+    for learner in dict.fromkeys(learners):  # Without repetitions.
       session = self._sessions[learner]
       if session.state == _State.WAITING and not session.keeps_weights:
         self._records.record_fetch(session, clock)

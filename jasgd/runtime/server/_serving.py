@@ -50,6 +50,7 @@ def serve(
     found = _addresses.listen(
       server.inbox, server.layout.size, workdir, bind, stack
     )
+    # After `listen`: a client that finds this file can connect.
     _addresses.write_address(
       workdir,
       found,
@@ -79,7 +80,7 @@ def serve_threads(
     workdir: Folder of its files; None: no files.
     on_ready: Function called with the listener that gives connections, when
       learners can connect.
-    stopped: As in `serve`.
+    stopped: Event that stops the run, as in `serve`.
     on_step: Function called after each step of the loop.
 
   Returns:

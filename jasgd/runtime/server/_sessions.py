@@ -375,7 +375,7 @@ class Sessions:
     """Lets a learner use a snapshot, besides the one that it computes on."""
     if snapshot.key in session.leases:
       return
-    while len(session.leases) > 1:  # Of weights that were never used.
+    while len(session.leases) > 1:  # The last lease was never used.
       self._store.end_lease(session.leases.popitem()[1])
     session.leases[snapshot.key] = self._store.lease(snapshot)
 
@@ -406,7 +406,7 @@ class Sessions:
         for each in late
       ]
     )
-    return f'Learners {waiting} wait for {names or "nobody"}'
+    return f'Learners {waiting} wait for {names or "no learner"}'
 
   def name_waiting(self) -> str:
     """Numbers of the learners that wait; '' if none does."""

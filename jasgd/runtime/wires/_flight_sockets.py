@@ -294,9 +294,8 @@ class ConnectionGuard:
       ends: now if ends.there in served else self._since.get(ends, now)
       for ends in found - self._cut
     }
-    with (
-      self._lock
-    ):  # A peer that was recognised meanwhile may not be in `found`.
+    with self._lock:
+      # A peer that was recognised meanwhile may not be in `found`: it stays.
       self._known -= known - {ends.there for ends in found}
       known = served | self._known
     chosen, strangers = {}, []

@@ -429,9 +429,7 @@ class _MemoryConnection(_wire.Connection):
         self._buffers[index] = _buffers.map_shared(
           fd, payload_size, is_writable=index == _OUTGOING
         )
-      elif (
-        index not in self._buffers
-      ):  # It was not sent, or could not be received.
+      elif index not in self._buffers:  # It was not sent, or not received.
         raise ValueError(f'there is no file descriptor of buffer {index}.')
       message.payload = self._buffers[index]
     return message

@@ -138,7 +138,7 @@ class Connection(abc.ABC):
       has_payload: Whether to send the bytes in `outgoing` with it.
       deadline: Seconds after which a server that sends nothing, not even a
         WAIT, counts as gone.
-      on_wait: Called with the text of each WAIT.
+      on_wait: Function called with the text of each WAIT.
 
     Returns:
       The answer. Its payload, read-only and aligned, does not change until the
