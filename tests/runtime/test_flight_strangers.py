@@ -159,9 +159,8 @@ def test_strangers_may_not_stay(inbox):
       silent.wait_until_left(0)
       polite.wait_until_left(0)
       assert _count_events(inbox, 6) == {'idle': 6}
-      _ask(
-        inbox, client
-      )  # A client with an exchange may be silent for any time.
+      # A client with an exchange may be silent for any time.
+      _ask(inbox, client)
 
 
 def test_a_run_goes_on_while_strangers_hold_their_connections(tmp_path):

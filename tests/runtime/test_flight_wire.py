@@ -120,9 +120,8 @@ def test_an_idle_client_can_be_disconnected(inbox, host):
       channel.join()
       with pytest.raises((StopIteration, flight.FlightError)):
         raw.read()
-      other_channel.send(
-        Message(Verb.ANSWER)
-      )  # Only the first client was cut off.
+      # Only the first client was cut off.
+      other_channel.send(Message(Verb.ANSWER))
       assert other.read().verb == Verb.ANSWER
 
 
@@ -187,9 +186,8 @@ def test_a_connection_leaves_nothing(inbox):
       assert count_sockets() >= num_sockets + 2
     assert set(threading.enumerate()) <= threads
     gc.collect()
-    give_up = (
-      time.monotonic() + DEADLINE
-    )  # gRPC closes it after an unknown time.
+    # gRPC closes it after an unknown time.
+    give_up = time.monotonic() + DEADLINE
     num_kept = count_sockets()
     while num_kept > num_sockets:
       assert time.monotonic() < give_up, num_kept

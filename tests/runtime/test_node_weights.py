@@ -135,9 +135,8 @@ def test_a_mix_is_recorded_before_it_is_published(node):
       make_other(node, 0, 7, 6, 0.25, 8.0),
       make_other(node, 3, 9, 5, 0.125, -4.0),
     ]
-    node.machine.mass = (
-      0.5 + number
-    )  # Push-sum changes the mass before it mixes.
+    # Push-sum changes the mass before it mixes.
+    node.machine.mass = 0.5 + number
     before = node.params
     node.weights.mix(others, 0.625, 3.5)
     rows, params = check_change(

@@ -325,9 +325,8 @@ def test_a_silent_server_counts_as_gone(name, bench):
   future, event = bench.ask(connection, Message(Verb.FETCH), deadline=0.2)
   with pytest.raises(wires.WireError, match=r'0\.2') as caught:
     future.result(DEADLINE)
-  assert (
-    caught.type is wires.WireError
-  )  # The server may have handled the request.
+  # The server may have handled the request.
+  assert caught.type is wires.WireError
   assert time.monotonic() - start > 0.19
   _assert_gone(bench.get(), event.channel)
   event.channel.send(Message(Verb.ANSWER))
