@@ -18,8 +18,8 @@ from jasgd.runtime import _snapshots
 
 _log = logging.getLogger(__name__)
 
-# Number of times that a checkpoint is tried again which failed for lack of file
-# descriptors, and the seconds between two tries.
+# Number of retries of a checkpoint that failed for lack of file descriptors,
+# and the seconds between two tries.
 _MAX_RETRIES = 60
 _RETRY_PAUSE = 1.0
 
@@ -34,8 +34,8 @@ class Checkpoints:
     recorder: Recorder of the trace.
     seconds: Seconds between two checkpoints.
     store: Store of the snapshots that are saved, if any are.
-    get_time: Time in seconds.
-    crash: Crash points, in tests.
+    get_time: Function that gives the time in seconds.
+    crash: Crash points, for tests; None: there are none.
 
   Attributes:
     last_version: Version of the last checkpoint; -1: there is none.
@@ -67,7 +67,7 @@ class Checkpoints:
 
   @property
   def is_due(self) -> bool:
-    """Whether the last checkpoint is old."""
+    """Whether the last checkpoint was begun at least `seconds` ago."""
     return self._get_time() - self._saved_at >= self._seconds
 
   def is_ready(self, version: int) -> bool:
@@ -104,8 +104,9 @@ class Checkpoints:
       self._leased = [self._store.lease(each) for each in snapshots]
     if self._kept is None:
       self._kept = jax.tree.map(_make_room, state)
+    # Copied before this returns: the owner's next call donates the state.
     self._kept = jax.tree.map(_copy, self._kept, state)
-    # In the owner's thread: the position refers to all records until now.
+    # Flushed before this returns: the position refers to all records until now.
     self._recorder.flush()
     self._thread = threading.Thread(
       target=self._write, args=(position,), name='jasgd-checkpoints'
@@ -141,7 +142,7 @@ class Checkpoints:
       if self._crash:
         self._crash.maybe_crash('checkpoint_committed')
       _log.info('Saved a checkpoint of version %d.', position['clock'])
-    except BaseException as error:  # The owner raises it.
+    except BaseException as error:  # The owner raises it, in `wait`.
       self._error = error
 
   def _write_files(self, state: Any, position: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ class CrashPoints:
 
   Args:
     text: Point, count and victim, as in the environment variable.
-    find_victim: Gives the process id of the victim; 0 if it is not known.
+    find_victim: Function that gives the process id of the victim; 0 if it is
+      not known.
 
   Raises:
     ValueError: if there is no such point.
@@ -64,8 +65,8 @@ class CrashPoints:
     """Passes a point; at the chosen count of the chosen point, kills.
 
     Args:
-      point: The point.
-      prepare: Called just before the kill.
+      point: Name of the point.
+      prepare: Function called just before the kill.
     """
     if point != self._point:
       return
@@ -82,8 +83,8 @@ def make_crash_points(find_learner: Callable[[], int]) -> CrashPoints | None:
   """Crash points of a server; None: the environment asks for none.
 
   Args:
-    find_learner: Gives the process id of the learner whose message is being
-      handled; 0 if it is not known.
+    find_learner: Function that gives the process id of the learner whose
+      message is being handled; 0 if it is not known.
 
   Returns:
     The crash points, or None.

@@ -31,15 +31,16 @@ class FrontDesk:
     store: Snapshots that visitors pull.
     handlers: The owner's own handlers, by verb. They answer through the channel
       and raise a MessageError to refuse a message.
-    describe: Status of the owner, as a JSON-serialisable dict.
-    on_stop: Called with the text of a STOP, after it is answered.
-    on_gone: Called with a channel that has ended, and whether its client said
-      so with a LEAVE.
-    pick: Gives a leased snapshot for a PULL, or None for the newest one.
+    describe: Function that gives the owner's status, a JSON-serialisable dict.
+    on_stop: Function called with the text of a STOP, after it is answered.
+    on_gone: Function called with a channel that has ended, and whether its
+      client announced this with a LEAVE.
+    pick: Function that gives a leased snapshot for a PULL, or None for the
+      newest one.
 
   Attributes:
-    counts: Messages that were accepted, and those refused, by reason.
-    num_sent: Snapshots that visitors have pulled.
+    counts: Numbers of accepted messages, and of refused ones by reason.
+    num_sent: Number of snapshots that visitors have pulled.
   """
 
   def __init__(
@@ -95,7 +96,7 @@ class FrontDesk:
       handler = self._handlers.get(message.verb)
       if handler is None:
         raise _messages.MessageError(
-          'verb', f'{message.verb.name} is not for this process.'
+          'verb', f'This process does not handle {message.verb.name}.'
         )
       handler(channel, message)
       self.counts['accepted'] += 1
@@ -112,7 +113,7 @@ class FrontDesk:
   def _count_refusal(
     self, channel: _wire.Channel, refusal: _messages.MessageError
   ) -> None:
-    if not self.counts[refusal.reason]:  # One line for each reason.
+    if not self.counts[refusal.reason]:  # One log line for each reason.
       _log.warning(
         'Refused (%s), from %s: %s', refusal.reason, channel.name, refusal
       )
@@ -125,7 +126,7 @@ class FrontDesk:
     snapshot = self._pick(message) or self._store.lease_newest()
     if snapshot is None:
       raise _messages.MessageError('early', 'There are no weights yet.')
-    self._visitors[channel] = snapshot  # The lease is the visitor's now.
+    self._visitors[channel] = snapshot  # It has the lease from now on.
     self.num_sent += 1
     channel.send(snapshot.make_message(), snapshot.buffer)
 
@@ -174,14 +175,14 @@ def read_hello(text: str, fingerprint: str) -> dict[str, Any]:
   """Reads the text of a HELLO.
 
   Args:
-    text: The text.
-    fingerprint: Fingerprint of the run, which it must have.
+    text: Text of the message.
+    fingerprint: Fingerprint of the run, which the text must have.
 
   Returns:
     The JSON object. Its other fields are not checked.
 
   Raises:
-    MessageError: if it is no JSON object, or of another run.
+    MessageError: if the text is no JSON object, or has another fingerprint.
   """
   try:
     said = json.loads(text)

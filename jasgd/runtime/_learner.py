@@ -46,9 +46,9 @@ class Learner:
     wire_dtype: Dtype that float32 is rounded to in messages.
     num_devices: Devices of this process over which a minibatch is spread; None:
       as many as divide it.
-    min_seconds: Least seconds of a gradient, to imitate slower learners. By the
-      learner's number; the last entry is for all further learners. (): no
-      limit.
+    min_seconds: Least seconds of a gradient, by the learner's number, to
+      imitate slower learners; the last entry is for all further learners. ():
+      no limit.
     patience: Seconds for which the learner tries to reach the server.
     stopped: Event that makes the learner leave after its gradient.
   """
@@ -87,7 +87,8 @@ class Learner:
     self._silence = _settings.Deadlines().silence
     self._learner = -1
     self._run_settings: dict[str, Any] = {}  # The server sends them.
-    # The request that is not answered yet, and its gradient.
+    # The request that is not answered yet, and its gradient: a restarted server
+    # may ask for it again.
     self._unanswered: tuple[_messages.Message, np.ndarray | None] | None = None
     self._connection: _wire.Connection
 
@@ -203,7 +204,8 @@ class Learner:
       while True:
         if self._stopped.is_set():
           return self._leave()
-        # The fetch ends just before the gradient: weights that wait grow stale.
+        # The fetch should end just before the gradient: weights that are
+        # fetched earlier are staler.
         delay = max(0.0, usual - 1.5 * fetch_seconds)
         computed = threading.Event()
         fetched = thread.submit(self._fetch_later, computed, delay)
@@ -216,7 +218,8 @@ class Learner:
         try:
           following, fetch_seconds = fetched.result()
         except _wire.WireError:
-          # The next server may want this gradient, and `outgoing` is lost.
+          # Copied, as `outgoing` is lost with the connection: a restarted
+          # server may ask for this gradient.
           gradient = np.empty(self._layout.size, np.uint8)
           self._layout.pack(push.message, gradient)
           self._unanswered = (message, gradient)
@@ -325,7 +328,8 @@ class Learner:
     """Sends the request that an earlier server has not answered."""
     if gradient is not None:
       np.copyto(self._connection.outgoing, gradient)
-    message.flags &= ~_Flag.KEEPS_WEIGHTS  # It has no weights to keep.
+    # After a reconnection the learner has no weights to keep.
+    message.flags &= ~_Flag.KEEPS_WEIGHTS
     return self._send(message)
 
   def _send(self, message: _messages.Message) -> _messages.Message:
@@ -403,7 +407,8 @@ class Computing:
     Args:
       weights: Message with the weights.
       step: Number of the first minibatch.
-      num_steps: Minibatches in a push; several are steps on an own replica.
+      num_steps: Minibatches in a push; several are steps on a replica of the
+        learner's own.
 
     Returns:
       The push, and the seconds that it took.
@@ -423,7 +428,7 @@ class Computing:
   def step(
     self, copy: engine.LocalReplica, first: int, num_steps: int, rate: float
   ) -> engine.LocalReplica:
-    """Makes steps on an own replica of the weights."""
+    """Makes steps on a replica of the learner's own."""
     rate = self.local_rate * rate
     for step in range(first, first + num_steps):
       copy = self.functions.step_copy(copy, *self._locate(step), rate)
@@ -461,16 +466,16 @@ def learn(
 
   Args:
     make_task: Name of the function that makes the task: 'module:function'.
-    arguments: Its arguments.
+    arguments: Arguments of that function.
     stopped: Event that ends the learner.
     workdir: Folder with address and token of the server.
     server: Address of the server, if there is no workdir.
     wire: Wire, as in `make_connect`.
-    tls: Paths of `Tls`, for mutual TLS.
+    tls: Arguments of `Tls`, for mutual TLS; None: no TLS.
     **options: Options of `Learner`.
 
   Returns:
-    The reason of the end.
+    The reason for the end.
   """
   task = _processes.find_function(make_task)(**arguments)
   connect = _addresses.make_connect(

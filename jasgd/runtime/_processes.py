@@ -43,15 +43,15 @@ CHILD_VARIABLES = {
 
 
 class Child:
-  """A process that was started here.
+  """A child process of this process.
 
   Args:
-    name: Name for people, and for its log.
+    name: Name of the process, in messages and on its command line.
     target: Function that it calls: 'module:function'. The function takes
       `stopped`, an event that is set when it is to end, and the arguments.
     arguments: Arguments, JSON-serialisable.
     num_threads: Threads that XLA uses there; None: as in this process.
-    log: File for its standard error; None: that of this process.
+    log: File for its standard error; None: the standard error of this process.
     environment: Further environment variables.
   """
 
@@ -124,7 +124,9 @@ class Child:
     code = self.wait(timeout)
     if code is None:
       if timeout > 0:
-        _log.warning('%s did not end within %g s: killed.', self.name, timeout)
+        _log.warning(
+          '%s did not end within %g s and is killed.', self.name, timeout
+        )
       os.kill(self.pid, signal.SIGKILL)
       code = self._process.wait()
     return code
@@ -152,8 +154,9 @@ def name_function(function: Callable[..., Any]) -> str:
   module, name = function.__module__, function.__qualname__
   if '<' in name or '.' in name:
     raise ValueError(
-      'Other processes import the function by its name, so it must be one of a '
-      f'module, got {module}.{name}. Threads need no name: processes=False.'
+      'Other processes import the function by its name, so it must be defined '
+      f'at the top level of a module, got {module}.{name}. Threads can run any '
+      'function: processes=False.'
     )
   if module != '__main__':
     return f'{module}:{name}'
@@ -231,8 +234,8 @@ def run_child() -> None:
 def _exit(code: int) -> None:
   """Ends this process after a failure."""
   if jax.distributed.is_initialized():
-    # At once: the exit handlers of jax would wait for the other processes, of
-    # which one may be lost.
+    # Without the exit handlers of jax: these would wait for the other
+    # processes, one of which may be lost.
     os._exit(code)
   sys.exit(code)
 

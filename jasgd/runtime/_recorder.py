@@ -28,13 +28,13 @@ class Recorder:
   """Writes the trace of a server, a centre or a node.
 
   Args:
-    path: The file; an existing one is continued. None: records are kept in
-      memory.
+    path: File of the trace; an existing one is continued. None: records are
+      kept in memory.
     header: Header of a new file.
     replica: Number of the node, or `traces.SERVER`.
-    get_time: Seconds since the run began.
-    has_checkpoint: Whether the run has a checkpoint, which refers to the file:
-      it must exist then.
+    get_time: Function that gives the seconds since the run began.
+    has_checkpoint: Whether the run has a checkpoint. The file must exist then,
+      as the checkpoint refers to its records.
 
   Attributes:
     get_time: Function that gives the seconds since the run began.
@@ -101,7 +101,7 @@ class Recorder:
         them become void, and are not looked at.
 
     Raises:
-      TraceError: if there are fewer, or one of them makes no sense.
+      TraceError: if there are fewer, or one of them is inconsistent.
     """
     if num_records > self.num_records:
       raise traces.TraceError(
@@ -117,7 +117,7 @@ class Recorder:
       version: Version of its last checkpoint.
 
     Raises:
-      TraceError: if there is no such version, or a record makes no sense.
+      TraceError: if there is no such version, or a record is inconsistent.
     """
     self._check_history(self.num_records, is_server=False)
     if version > self.last_version:

@@ -16,8 +16,8 @@ from jasgd import protocols
 from jasgd import tasks
 
 ON_LEARNER_LOST = ('continue', 'fail')
-# An adaptive deadline is the longest time of late times this factor. Each time
-# that is shorter takes this part of the longest one.
+# An adaptive deadline is the longest recent time, multiplied by the factor.
+# Each shorter time multiplies the longest one by the decay.
 _ADAPTIVE_FACTOR, _DECAY = 10.0, 0.98
 
 
@@ -30,9 +30,9 @@ class Deadlines:
     silence: Wait for any sign of life from the other side, WAITs included. A
       server sends four WAITs within it.
     step: Wait for the gradient of a learner that others wait for; of nodes, for
-      the answer of a peer. 0: adaptive, ten times the longest time of late. For
-      learners it is `first_step` before a time was seen.
-    first_step: As `step`, while a worker may still be compiling.
+      the answer of a peer. 0: adaptive, ten times the longest recent time; for
+      learners, `first_step` until a time was measured.
+    first_step: Wait as in `step`, while a worker may still be compiling.
     rejoin: Wait for learners to come back after the server's restart, or for
       the centre after its own.
     end: Wait for the last messages of clients, once the run is over.
@@ -59,7 +59,7 @@ class Deadlines:
     """Seconds to wait for a gradient, or for an answer.
 
     Args:
-      longest: Longest time of late, from `update_longest`.
+      longest: Longest recent time, from `update_longest`.
       minimum: Least seconds of an adaptive deadline.
 
     Returns:
@@ -69,7 +69,7 @@ class Deadlines:
 
 
 def update_longest(longest: float, seconds: float) -> float:
-  """The longest time of late: with each time, earlier ones count less."""
+  """The longest recent time: each new time makes earlier ones count less."""
   return max(seconds, _DECAY * longest)
 
 
@@ -80,7 +80,7 @@ class ServerSettings:
   Attributes:
     task: Task to learn.
     update: Update rule, from `engine.make_update`.
-    protocol: Protocol; it belongs to the server from now on.
+    protocol: Protocol; no other server may use the same object.
     num_learners: Number of learners that are expected.
     seed: Seed of the first weights and of every random draw of learners.
     init: First (params, stats); None: the task's own, from the seed.
@@ -93,7 +93,8 @@ class ServerSettings:
     eval_every: Updates between lines of metrics, and between evaluations.
     checkpoint_seconds: Seconds between checkpoints.
     max_group: Gradients that one call may apply, at most.
-    on_learner_lost: 'continue', or 'fail' to end the run.
+    on_learner_lost: Reaction to a lost learner: 'continue', or 'fail' to end
+      the run.
     deadlines: Deadlines.
     header: Further entries of the trace's header.
   """
@@ -138,7 +139,7 @@ class ServerSettings:
       raise ValueError(
         'With overlap a learner fetches before its push is applied, so none of '
         'its gradients would be of the current clock, which this protocol '
-        f'wants: {self.protocol.describe()}'
+        f'requires: {self.protocol.describe()}'
       )
     if self.overlap and self.has_fetches:
       raise ValueError(
@@ -178,7 +179,7 @@ class ServerSettings:
       'strategy': self.protocol.to_config(),
       'description': self.protocol.describe(),
       'num_workers': self.num_learners,
-      'num_present': 0,  # At the beginning: each learner joins by a record.
+      'num_present': 0,  # At the beginning: each join has a record.
       'overlap': self.overlap,
       'batch': self.task.batch,
       'steps_per_push': self.protocol.steps_per_push,
@@ -213,7 +214,7 @@ class ServerSettings:
 def make_fingerprint(
   task: tasks.Task, layout: engine.Layout, seed: int, more: str = ''
 ) -> str:
-  """Makes the fingerprint by which processes of one run know each other.
+  """Makes the fingerprint by which processes of one run recognise each other.
 
   Args:
     task: Task to learn.
@@ -247,7 +248,7 @@ class NodeSettings:
     min_seconds: Least seconds of a step, by the node's number; the last entry
       is for all further nodes. (): no limit.
     deadlines: Deadlines.
-    origin: Time of day at which the run began.
+    origin: Unix time at which the run began.
     header: Further entries of the traces' headers.
   """
 
@@ -271,7 +272,7 @@ class NodeSettings:
       raise ValueError(self.strategy.refusal_of_processes)
     if self.task.is_streamed:
       raise ValueError(
-        f'The task {self.task.name!r} is streamed; nodes need its data.'
+        f'The task {self.task.name!r} is streamed; nodes need data in memory.'
       )
 
   @property
@@ -318,7 +319,7 @@ class NodeSettings:
     as many steps as itself.
 
     Args:
-      step: Steps that it has made.
+      step: Number of steps that the node has made.
 
     Returns:
       The factor; None if there is no schedule.

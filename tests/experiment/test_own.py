@@ -88,7 +88,7 @@ def test_processes_need_names():
 
   for function in (make_task, lambda: own_model.make_task()):
     with pytest.raises(
-      ValueError, match=r'must be one of a module, got .*: processes=False'
+      ValueError, match=r'the top level of a module, got .*: processes=False'
     ):
       _train(function)
 

@@ -1,7 +1,7 @@
-"""Bad messages, and some good ones, for a server to judge.
+"""Bad messages, and some good ones, to test what a server refuses.
 
-Each is the bytes of head and text, whether a payload of the right size comes
-with it, and whether a server must accept it.
+Each is given as the bytes of head and text, whether a payload of the right size
+comes with it, and whether a server must accept it.
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 from jasgd.runtime import wires
 
 _Verb = wires.Verb
-_FAR = 10**7  # No run gets there.
+_FAR = 10**7  # Larger than any clock, push or step of a run.
 _FLOATS = ('seconds', 'loss', 'rate', 'share', 'mass', 'elastic_rate')
 
 
@@ -29,10 +29,10 @@ class Maker:
 
   Args:
     rng: A `random.Random`.
-    fingerprint: What the server wants to hear.
-    payload_size: In bytes.
-    welcome: The server's answer to a HELLO on this channel; None: there was
-      none.
+    fingerprint: Fingerprint of the server's run.
+    payload_size: Bytes of a payload.
+    welcome: Server's answer to a HELLO on this channel; None: no HELLO was
+      answered.
   """
 
   def __init__(self, rng, fingerprint, payload_size, welcome=None):
@@ -141,7 +141,7 @@ class Maker:
       [
         ({'fingerprint': '0' * 16}, {}),
         ({'fingerprint': None}, {}),
-        ({}, {'worker': 0}),  # It is here already.
+        ({}, {'worker': 0}),  # This learner is connected already.
         ({}, {'worker': 1}),
         ({'num_devices': 3}, {}),
         ({'num_devices': 1 << 40}, {}),

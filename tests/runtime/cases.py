@@ -44,7 +44,7 @@ OPTIMIZERS = {
 
 
 def make_task(batch=4):
-  """A task that is computed in no time."""
+  """A task that takes almost no time to compute."""
   return tasks.make_task('logistic', batch=batch)
 
 
@@ -99,7 +99,7 @@ def run_in_threads(*functions):
   def call(function):
     try:
       function()
-    except BaseException as error:  # Shown by the test.
+    except BaseException as error:  # The caller raises it.
       errors.append(error)
 
   threads = [
@@ -187,7 +187,7 @@ def check_replay(server, trace, task, **options):
 
 
 def damage_record(path, index, **fields):
-  """Writes other values into a record of the file of a trace."""
+  """Writes other values into a record of a trace file."""
   whole = traces.Trace.load(path)
   records = whole.records.copy()
   for name, value in fields.items():
@@ -196,7 +196,7 @@ def damage_record(path, index, **fields):
 
 
 def shorten_trace(path, num_records):
-  """Cuts the file of a trace after some records."""
+  """Cuts a trace file after a number of records."""
   offset = path.stat().st_size
   offset -= len(traces.Trace.load(path)) * traces.RECORD.itemsize
   os.truncate(path, offset + num_records * traces.RECORD.itemsize)

@@ -7,7 +7,7 @@ from tests.runtime import scripted
 
 @pytest.fixture
 def open_bench():
-  """Makes a bench, which is closed in the end."""
+  """Makes a bench, which is closed after the test."""
   benches = []
 
   def open_bench(*args, **options):

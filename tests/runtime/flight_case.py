@@ -62,7 +62,7 @@ def spawn(program, *arguments):
   try:
     yield process
   finally:
-    process.kill()  # Also when it is stopped.
+    process.kill()  # This ends a process that was stopped, too.
     process.communicate(timeout=DEADLINE)
 
 

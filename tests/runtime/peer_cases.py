@@ -48,7 +48,7 @@ def record_calls(strategy, calls):
       result).
 
   Returns:
-    An equal strategy, of a class of its own.
+    An equal strategy, of a new class.
   """
   numbers = itertools.count()
   lock = threading.Lock()
@@ -138,7 +138,7 @@ class Group:
     self._stops[node] = stopped
 
   def work(self, member, node):
-    """What the thread of a node does."""
+    """The work of a node's thread."""
     del node
     try:
       member.run()
@@ -153,7 +153,7 @@ class Group:
     assert not self._threads[node].is_alive()
 
   def wait_for(self, node, name, least):
-    """Waits until a number that a node tells of itself is large enough."""
+    """Waits until a number in the status of a node is large enough."""
     deadline = time.monotonic() + PATIENCE
     while self.peers[node].describe()[name] < least:
       assert not self.errors
@@ -161,7 +161,7 @@ class Group:
       self._stops[node].wait(0.01)
 
   def wait_for_steps(self, node, count):
-    """Waits until a node has made so many steps."""
+    """Waits until a node has made a number of steps."""
     self.wait_for(node, 'step', count)
 
   def report_death(self, node):
@@ -187,7 +187,7 @@ class Group:
       assert not thread.is_alive()
 
   def wait(self):
-    """Waits until all have ended, in good order."""
+    """Waits until all have ended, and checks that none has failed."""
     self.join()
     assert not self.errors
 

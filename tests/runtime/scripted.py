@@ -23,7 +23,7 @@ class Bench:
     self.open(protocol)
 
   def open(self, protocol):
-    """Starts a server; on a workdir where one was, another incarnation."""
+    """Starts a server; it resumes a run that the workdir contains."""
     settings = cases.make_settings(self.task, protocol, **self._options)
     self.server = runtime.Server(settings, self._workdir, now=lambda: self.time)
     self.settings = settings
@@ -79,7 +79,7 @@ class Bench:
 
 
 class Client:
-  """A client that never blocks: it reads the answers that are there."""
+  """A client that never blocks: it only reads answers that have come."""
 
   def __init__(self, bench):
     self.bench = bench
@@ -93,7 +93,7 @@ class Client:
     )
     self.instance = secrets.token_hex(4)
     self.learner = -1
-    self.weights = None  # The last that it was given, and has not used.
+    self.weights = None  # The last weights that it got and has not used.
     self.waits = []
     self.last = None
 

@@ -33,7 +33,7 @@ def test_a_buffer_is_aligned_and_writable(size, is_shared):
   buffer.close()
   buffer.close()
   assert buffer.fd == -1
-  assert (buffer.array == 7).all()  # It lives as long as it is used.
+  assert (buffer.array == 7).all()  # The memory lives as long as it is used.
 
 
 def test_unshared_buffers_are_aligned_at_any_address():

@@ -80,7 +80,7 @@ def test_a_move_is_recorded_before_it_is_published(tmp_path):
 
 
 def test_a_move_that_cannot_be_recorded_is_not_published(tmp_path):
-  """As on a full disk: no node may see weights that replay cannot make."""
+  """The disk is full: no node may see weights that replay cannot make."""
 
   def write(kind, rows):
     raise OSError('No space left on device')
@@ -107,7 +107,7 @@ def test_a_force_that_the_protocol_refuses_changes_nothing(tmp_path):
 
 
 def test_a_centre_that_is_restarted_has_its_protocol_again(tmp_path):
-  """The protocol's clock is the version, and the restart makes a version."""
+  """The protocol's clock equals the version, which the restart advances."""
   made = []
 
   class Elastic(gossip.Elastic):

@@ -124,7 +124,7 @@ def test_a_lost_peer_may_come_back(caplog):
   assert peers.pull(1) is None
   assert peers.alive == [2]
   assert [each.is_closed for each in registry.connections] == [True, False]
-  assert peers.pull(1) is None  # It is not asked while it is lost.
+  assert peers.pull(1) is None  # A lost peer gets no request.
   assert peers.get_status(1) is None
   assert len(registry.requests) == 2 * 2 + 1
   registry.there.remove(1)
@@ -158,7 +158,7 @@ def test_the_outcome_of_a_payload(error, fate):
   assert written == [registry.connections[0].outgoing]
   assert registry.requests[-1][:3] == (1, Verb.EXCHANGE, True)
   assert peers.alive == ([1] if error is None else [])
-  if error is not None:  # Nothing is sent to one that is not connected.
+  if error is not None:  # Nothing is sent to a peer that is not connected.
     assert (
       peers.push(1, Message(Verb.EXCHANGE), None) == gossip.Outcome.UNREACHABLE
     )
@@ -200,7 +200,7 @@ def test_an_unknown_address_that_refuses_is_logged_once(caplog):
   ]
 
 
-# --- How long it waits.
+# --- Deadlines.
 
 
 def pull(peers, registry, seconds):
@@ -220,7 +220,7 @@ def test_the_adaptive_deadline_follows_recent_answers():
   assert pull(peers, registry, 0.01) == pytest.approx(9.0 * 0.98)
   for _ in range(300):
     patience = pull(peers, registry, 0.01)
-  assert patience == 1.0  # One slow answer is forgotten.
+  assert patience == 1.0  # One slow answer no longer counts.
 
 
 def test_the_adaptive_deadline_is_at_most_silence():

@@ -1,7 +1,7 @@
 """The order that replay relies on: update, record, publish, answer; sync, save.
 
-Each test fails if two of these are swapped, or if a gradient is computed at
-other weights than those in the message.
+Each test fails if two of these actions are swapped, or if a gradient is
+computed at other weights than those in the message.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ class Client(wires.Channel):
     self._server = server
     self._folder = folder
     self.answer = None
-    self.weights = None  # The last answer that had some.
-    self.kinds = []  # Of the records in the file, when the answer was sent.
+    self.weights = None  # The last answer with weights.
+    self.kinds = []  # Kinds of the records in the file at the last answer.
     self.num_answers = 0
 
   @property
@@ -77,7 +77,7 @@ class Client(wires.Channel):
     )
 
   def notice(self):
-    """Says that a gradient was not finite."""
+    """Sends a NOTICE that a gradient was not finite."""
     return self.ask(
       wires.Verb.NOTICE,
       worker=self.answer.worker,
@@ -125,7 +125,7 @@ def test_a_learner_is_answered_after_its_record_is_flushed(server, folder):
 
 
 def test_weights_are_sent_after_the_record_of_their_fetch(open_server, folder):
-  """A learner with a replica of its own: each SNAPSHOT has a FETCH record."""
+  """If a learner has its own replica, each SNAPSHOT has a FETCH record."""
   server = open_server(protocols.downpour(2, 3))
   client = Client(server, folder)
   expected = [Kind.JOIN, Kind.FETCH]
@@ -151,7 +151,7 @@ def test_weights_are_sent_after_the_record_of_their_fetch(open_server, folder):
   ('protocol', 'kinds'),
   [
     (protocols.asynchronous, [Kind.PUSH]),
-    # A learner with a replica of its own, which is not finite, joins again.
+    # A learner whose own replica is not finite joins again.
     (
       lambda: protocols.downpour(2, 3),
       [Kind.PUSH, Kind.LEAVE, Kind.JOIN, Kind.FETCH],
@@ -162,7 +162,7 @@ def test_weights_are_sent_after_the_record_of_their_fetch(open_server, folder):
 def test_a_notice_is_answered_after_its_record(
   open_server, folder, protocol, kinds
 ):
-  """Until the run has diverged, which is recorded before anybody is told."""
+  """The end of a diverged run is recorded before the learner is told."""
   client = Client(open_server(protocol()), folder)
   client.join()
   expected = list(client.kinds)
@@ -177,7 +177,7 @@ def test_a_notice_is_answered_after_its_record(
 def test_weights_that_cannot_be_recorded_are_not_published(
   server, folder, monkeypatch
 ):
-  """As on a full disk: no client may see weights that replay cannot make."""
+  """The disk is full: no client may see weights that replay cannot make."""
   client, visitor = Client(server, folder), Client(server, folder)
   client.join()
   assert client.push().version == 1
@@ -216,7 +216,7 @@ def test_a_trace_that_cannot_be_synced_has_no_new_checkpoint(
 
 
 def test_a_node_publishes_after_its_record_is_flushed(tmp_path, monkeypatch):
-  """Whenever a record reaches the file, peers still see the version before."""
+  """When a record reaches the file, peers still see the earlier version."""
   flush = traces.TraceWriter.flush
   append = traces.TraceWriter.append
   appended, pulled = {}, []

@@ -24,7 +24,7 @@ NUM_NODES, NUM_STEPS, SEED = 4, 12, 3
 
 
 class Choosy(protocols.Protocol):
-  """Takes pushes of a learner that has not pushed last."""
+  """Refuses a push of the learner that pushed last."""
 
   holds_learners = False
   updates_each = True
@@ -73,7 +73,7 @@ SCRIPTS = {
 class Host:
   """One end of a wire without a socket: a node, or the centre.
 
-  Requests are handled at once. A dead end does not answer.
+  Requests are handled immediately. A dead host does not answer.
   """
 
   def __init__(self, script, node):
@@ -83,14 +83,14 @@ class Host:
     self.snapshot = None
     self.lost = set()  # Nodes that this node could not reach.
 
-  # --- What a node shows.
+  # --- The interface of a snapshot server.
 
   def publish(self, weights, version, step, mass):
     payload = np.zeros(self._script.layout.size, np.uint8)
     self._script.layout.pack(weights, payload)
     self.snapshot = (version, step, payload)
 
-  # --- What it can do with others.
+  # --- The interface of connections to peers.
 
   @property
   def alive(self):
@@ -119,7 +119,7 @@ class Host:
 
 
 class Book:
-  """A trace that is a list."""
+  """A recorder that writes to a list."""
 
   def __init__(self, rows, node):
     self._rows = rows
@@ -190,18 +190,18 @@ class Script:
     else:
       self.weights[node].restore(*self.saved[node, version])
       self.weights[node].publish()
-    for host in self.hosts.values():  # They find it by its address.
+    for host in self.hosts.values():  # Other nodes can reach it again.
       host.lost.discard(node)
 
   def step(self, node):
-    """A step with its exchange, and a checkpoint of which it may have need."""
+    """Makes a step with its exchange, and saves a checkpoint."""
     weights = self.weights[node]
     self.exchangers[node].make_step()
     state = jax.tree.map(jnp.array, weights.state)
     self.saved[node, weights.version] = (state, weights.position)
 
   def move_centre(self, message):
-    """The centre moves: what its weights are does not matter here."""
+    """Moves the centre. Its weights do not matter here, and do not change."""
     if message.worker not in self.protocol.alive:
       self.protocol.on_join(message.worker)
     decision = self.protocol.on_push(
@@ -227,7 +227,7 @@ class Script:
     return gossip.Outcome.TAKEN
 
   def run(self, trace):
-    """Steps, deaths and returns in the order of the trace."""
+    """Repeats steps, deaths and returns in the order of the trace."""
     for record in trace.records:
       node, kind = int(record['replica']), record['kind']
       if kind == Kind.LEAVE:
@@ -241,7 +241,7 @@ class Script:
         for each, exchanger in self.exchangers.items():
           is_done = self.weights[each].step == NUM_STEPS
           if is_done and not self.hosts[each].is_dead:
-            exchanger.mix_waiting()  # As a real one does all the time.
+            exchanger.mix_waiting()  # A real node does so while it waits.
 
 
 def _list(rows, kinds):
@@ -261,7 +261,7 @@ def _list(rows, kinds):
 @pytest.mark.parametrize('events', SCRIPTS)
 @pytest.mark.parametrize('name', STRATEGIES)
 def test_simulated_and_real_nodes_leave_equal_records(name, events):
-  """Driven by one script: the order of all steps, deaths and returns."""
+  """One script gives the order of all steps, deaths and returns."""
   strategy = STRATEGIES[name]
   failures, checkpoint_seconds = SCRIPTS[events]
   trace = simulation.simulate(
@@ -283,7 +283,7 @@ def test_simulated_and_real_nodes_leave_equal_records(name, events):
   assert returns is None or returns in trace.records['kind']
   kinds = (Kind.STEP, Kind.MIX, Kind.MOVE, Kind.LOST, Kind.RESTART, Kind.JOIN)
   found, expected = _list(script.rows, kinds), _list(simulated, kinds)
-  if traces.SERVER in expected:  # No one reads the number of steps in a force.
+  if traces.SERVER in expected:  # The step of a force is not used.
     for rows in (*found.values(), *expected.values()):
       for row in rows:
         row[6] = 0
@@ -298,7 +298,7 @@ def test_simulated_and_real_nodes_leave_equal_records(name, events):
 
 @pytest.mark.parametrize('name', STRATEGIES)
 def test_fields_of_messages_mean_what_their_names_say(name):
-  """A share of a mix, a mass of push-sum, and the rate of an elastic force."""
+  """Tests the share of a mix, the mass of push-sum, and the elastic rate."""
   strategy = STRATEGIES[name]
   script = Script(strategy)
   trace = simulation.simulate(

@@ -156,7 +156,7 @@ def test_a_stream_without_boundaries_ends(inbox, name, capfd):
       assert error.reason == reason
       with pytest.raises(flight.FlightServerError):
         raw.read()
-    assert inbox.get(DEADLINE).error is None  # Gone.
+    assert inbox.get(DEADLINE).error is None  # The client is gone.
     with flight_case.connect(listener) as connection:
       flight_case.ask(inbox, connection)
   assert capfd.readouterr() == ('', '')
@@ -198,7 +198,7 @@ def test_an_endless_payload_is_cut_off(inbox):
     flight_case.listen(inbox) as listener,
     flight_case.connect(listener, 100 << 20) as connection,
   ):
-    # It gets the reason, though it has read nothing before.
+    # The client gets the reason, although it has read nothing before.
     with pytest.raises(
       (wires.WireError, wires.RefusedError), match=f'{SIZE} bytes'
     ):

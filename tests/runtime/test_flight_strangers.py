@@ -25,7 +25,7 @@ SAID = {
   'a part': b'PRI',
   'HTTP/2': b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes([0, 0, 0, 4, *[0] * 5]),
 }
-LIMIT = 500  # Open files, in a process of its own.
+LIMIT = 500  # Open files of a process that only this test uses.
 SERVER = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))
@@ -89,18 +89,18 @@ class Strangers:
       connection.setblocking(False)
       self._open[connection.fileno()] = connection
       self._poller.register(connection, select.POLLIN)
-      with contextlib.suppress(OSError):  # It has been cut already.
+      with contextlib.suppress(OSError):  # The server has already cut it.
         connection.send(said)
 
   def wait_until_left(self, count):
-    """Waits until the server has cut all but some."""
+    """Waits until the server has cut all but `count` connections."""
     deadline = time.monotonic() + live.PATIENCE
     while len(self._open) > count:
       assert time.monotonic() < deadline, len(self._open)
       for descriptor, _ in self._poller.poll(100):
         try:
           if self._open[descriptor].recv(1 << 16):
-            continue  # gRPC says something first.
+            continue  # gRPC sends something before it disconnects.
         except OSError:
           pass
         self._poller.unregister(descriptor)
@@ -148,7 +148,7 @@ def test_no_more_strangers_than_allowed(said, inbox):
 
 def test_strangers_may_not_stay(inbox):
   with (
-    # Enough for the client, between its connection and its exchange.
+    # Enough time for the client, from its connection to its exchange.
     flight_case.listen(inbox, token=TOKEN, patience=3.0) as listener,
     flight_case.connect(listener, token=TOKEN) as client,
   ):
@@ -159,7 +159,8 @@ def test_strangers_may_not_stay(inbox):
       silent.wait_until_left(0)
       polite.wait_until_left(0)
       assert _count_events(inbox, 6) == {'idle': 6}
-      _ask(inbox, client)  # It has an exchange, however long it is silent.
+      # A client with an exchange may be silent for any time.
+      _ask(inbox, client)
 
 
 def test_a_run_goes_on_while_strangers_hold_their_connections(tmp_path):
@@ -190,7 +191,7 @@ def test_a_run_goes_on_while_strangers_hold_their_connections(tmp_path):
 
 
 def test_a_checkpoint_waits_for_file_descriptors(tmp_path):
-  """They are all taken when it begins, and free again after a warning."""
+  """None is free when it begins; all are free again after a warning."""
   done = subprocess.run(
     [sys.executable, '-c', SHORT_OF_FILES, tmp_path],
     cwd=live.ROOT,
@@ -200,4 +201,4 @@ def test_a_checkpoint_waits_for_file_descriptors(tmp_path):
   )
   assert (done.returncode, done.stdout) == (0, 'freed\n'), done.stderr
   assert workdir.list_checkpoints(tmp_path) == [0, 1]
-  assert workdir.set_aside_broken(tmp_path) == []  # They are whole.
+  assert workdir.set_aside_broken(tmp_path) == []  # No checkpoint is broken.

@@ -120,7 +120,8 @@ def test_an_idle_client_can_be_disconnected(inbox, host):
       channel.join()
       with pytest.raises((StopIteration, flight.FlightError)):
         raw.read()
-      other_channel.send(Message(Verb.ANSWER))  # Only the one was cut off.
+      # Only the first client was cut off.
+      other_channel.send(Message(Verb.ANSWER))
       assert other.read().verb == Verb.ANSWER
 
 
@@ -148,8 +149,8 @@ def test_a_server_closes_whatever_its_clients_do(inbox):
   with contextlib.ExitStack() as stack:
     listener = stack.enter_context(flight_case.listen(inbox))
     port = int(listener.address.rpartition(':')[2])
-    # One that waits, one that may speak, one that has not spoken at all, and
-    # one that does not even speak HTTP.
+    # One client waits for an answer, one may send a request, one has sent
+    # nothing, and one does not speak HTTP.
     parked, idle, _ = (
       stack.enter_context(flight_case.raw(listener)) for _ in range(3)
     )
@@ -185,7 +186,8 @@ def test_a_connection_leaves_nothing(inbox):
       assert count_sockets() >= num_sockets + 2
     assert set(threading.enumerate()) <= threads
     gc.collect()
-    give_up = time.monotonic() + DEADLINE  # gRPC closes it in its own time.
+    # gRPC closes it after an unknown time.
+    give_up = time.monotonic() + DEADLINE
     num_kept = count_sockets()
     while num_kept > num_sockets:
       assert time.monotonic() < give_up, num_kept

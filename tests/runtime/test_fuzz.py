@@ -107,7 +107,7 @@ class _Training:
     )
 
   def ask(self):
-    """The status, and the accepted messages that are not of learners."""
+    """The status, and the number of accepted messages of non-learners."""
     status = self.run.get_status()
     learners = [each['next_push'] + 1 for each in status['learners'].values()]
     accepted = status['counts'].pop('accepted', 0)
@@ -144,7 +144,7 @@ def _talk(training, wire, rng, num_messages):
     channel = training.connect(wire)
     maker = bad_messages.Maker(rng, fingerprint, training.run.layout.size)
     left = min(PER_CHANNEL, num_messages - start)
-    if rng.random() < 0.5:  # One that was let in can do more harm.
+    if rng.random() < 0.5:  # A stranger that has joined can do more harm.
       welcome = channel.send(maker.make_welcome())
       assert welcome.verb == wires.Verb.SNAPSHOT
       counts[True] += 1

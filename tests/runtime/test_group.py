@@ -31,7 +31,7 @@ class _KilledError(Exception):
 
 
 class Meeting:
-  """Where threads meet, as processes do by collectives."""
+  """A meeting of threads, which stands for a collective of processes."""
 
   def __init__(self):
     self._said = {}
@@ -63,12 +63,12 @@ class Group(peer_cases.Group):
   """Nodes of an all-reduce.
 
   Args:
-    folder: Of the run.
-    deaths: How often a node meets the others before it is killed, by number.
-    absences: How often a node meets the others before it is killed on the way
-      to them, by number: the others do not meet without it.
-    stops: How often it does so before it is told to end.
-    strategy: An all-reduce.
+    folder: Folder of the run.
+    deaths: Number of meetings after which a node is killed, by node.
+    absences: Number of meetings after which a node is killed before the next
+      one, by node: the others do not meet without it.
+    stops: Number of meetings after which a node is told to end, by node.
+    strategy: Strategy of the nodes; None: `gossip.AllReduce()`.
   """
 
   def __init__(
@@ -141,7 +141,7 @@ VOTE_SECONDS = _group._VOTE_SECONDS
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-  """Votes after 1, 2, 4, ... steps, however busy the machine is."""
+  """Makes votes come after 1, 2, 4, ... steps, on a busy machine, too."""
   monkeypatch.setattr(_group, '_VOTE_SECONDS', 1e6)
   monkeypatch.setattr(_group, '_STOPPED_LINGER', 0.0)
   monkeypatch.setattr(_group, '_BLIND_PATIENCE', 0.0)
@@ -182,7 +182,7 @@ def test_local_sgd_in_threads_replays(tmp_path):
 
 
 def test_a_group_that_is_lost_in_its_first_step_replays(tmp_path):
-  """Others have made a step, and go back; the one that was killed has none."""
+  """The killed node has recorded no step; the others go back to step 0."""
   for _ in range(2):
     group = run_group(tmp_path, deaths={1: BEFORE_VOTE + 1})
     assert group.killed == [1]
@@ -212,7 +212,7 @@ def test_a_loss_between_restarts_replays(tmp_path):
 
 
 def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
-  """A node is killed as it gets a mean, which the others write down."""
+  """A node is killed when it gets a mean, which the others record."""
   # Three steps with their means, and votes after the first and the third.
   num_met = BEFORE_VOTE + 1 + 1 + 1 + 2
   group = run_group(tmp_path, deaths={1: num_met})
@@ -231,7 +231,7 @@ def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
     assert (2 in numbers) == (node != 1)
     assert numbers[-1] == 2 + NUM_STEPS - 1  # They go on from step 1.
   replayed = group.check_replay()
-  # The same if no versions are asked for.
+  # Replay is the same if no versions are asked for.
   whole = jasgd.replay(
     group.settings.task,
     group.settings.optimizer,
@@ -244,7 +244,7 @@ def test_no_mean_has_the_number_of_one_that_was_lost(tmp_path):
 
 @pytest.mark.parametrize('num_met', range(BEFORE_VOTE + 4))
 def test_a_node_that_loses_another_one_names_it(num_met, tmp_path):
-  """At any time, even before the nodes know their addresses."""
+  """This holds at any time, even before the nodes know their addresses."""
   group = run_group(tmp_path, deaths={1: num_met})
   assert group.killed == [1]
   errors = dict(group.errors)
@@ -252,7 +252,7 @@ def test_a_node_that_loses_another_one_names_it(num_met, tmp_path):
   for error in errors.values():
     assert isinstance(error, _group.GroupError)
     assert 'cannot go on without it. If all nodes' in str(error)
-  # Node 0 outlives the others, and may be the last to look.
+  # Node 0 waits for the end of all others, so it may name all of them.
   who = 'another process' if num_met < BEFORE_VOTE else 'node 1'
   assert f' {who} was lost' in str(errors[2])
 
@@ -273,7 +273,10 @@ def test_other_errors_are_not_translated():
 
 
 def _list_rows(trace, node):
-  """Fields of a node's records, without times; it records no own death."""
+  """Fields of a node's records, without times and deaths.
+
+  A real node cannot record its own death.
+  """
   own = trace.of_replica(node)
   names = ('kind', 'step', 'version', 'read_version', 'group', 'incarnation')
   names += ('own_weight', 'weight', 'updates')
@@ -281,7 +284,7 @@ def _list_rows(trace, node):
 
 
 def _list_calls(calls):
-  """Calls of each node's machines; a checkpoint can be made at any time."""
+  """Calls of each node's machines, except `save`, which changes nothing."""
   machines = {}
   for _, machine, method, arguments, result in calls:
     if method != 'save':
@@ -332,9 +335,9 @@ def test_simulated_and_real_nodes_make_the_same_calls(
 
 
 def test_a_group_that_is_stopped_is_not_done(caplog, tmp_path):
-  """If one is told to end, all end at the same step, and resume there."""
+  """If one node is told to end, all end at the same step, and resume there."""
   caplog.set_level(logging.INFO)
-  # It is told in its second step, and all vote after the third.
+  # The node is told in its second step, and all vote after the third.
   group = run_group(tmp_path, stops={1: BEFORE_VOTE + 4})
   assert not group.errors
   for peer in group.peers.values():
@@ -345,7 +348,7 @@ def test_a_group_that_is_stopped_is_not_done(caplog, tmp_path):
   group = run_group(tmp_path)
   assert not group.errors
   trace = group.load_trace()
-  assert len(trace.steps) == NUM_STEPS * NUM_NODES  # Nothing was made twice.
+  assert len(trace.steps) == NUM_STEPS * NUM_NODES  # No step was made twice.
   assert all(peer.describe()['is_done'] for peer in group.peers.values())
   group.check_replay()
 
@@ -374,7 +377,7 @@ class Voters:
     raise InterruptedError
 
   def vote(self, **own):
-    """All vote; how many steps they make then, which pass."""
+    """Lets all vote and make their steps; gives the number of steps."""
     options = {'is_stopping': False, 'is_diverged': False, 'is_due': False}
     self._told, self._is_listening = [], True
     for votes in self._votes:
@@ -388,7 +391,7 @@ class Voters:
     return verdicts[0].num_steps
 
   def slow_down(self, seconds):
-    """Steps take longer from now on."""
+    """Makes steps take longer from now on."""
     self._seconds = seconds
 
 
@@ -404,7 +407,7 @@ def test_votes_are_as_often_as_steps_are_long():
   intervals = [short.vote() for _ in range(12)]
   assert intervals[:5] == [1, 2, 4, 8, 16]
   assert intervals[-1] == _group._MAX_STEPS
-  # Some steps may be long, as they are compiled, or from some time on.
+  # Some steps are long: those that compile, or all after a certain time.
   short.slow_down((1e-3, 0.1))
   short.vote()
   assert [short.vote() for _ in range(3)] == [5, 5, 5]

@@ -165,7 +165,7 @@ def test_the_server_is_killed(thread):
     connection = wires.connect_memory(address, SIZE, DEADLINE)
     answer = connection.request(Message(Verb.FETCH), deadline=DEADLINE)
     assert _has_name(address)
-    # Nothing in /dev/shm or elsewhere that could be left.
+    # No file in /dev/shm or elsewhere can be left behind.
     assert _list_shared(process.pid) == {'/memfd:jasgd (deleted)'}
     future = thread.submit(
       waiting.request, Message(Verb.STATUS), deadline=DEADLINE
@@ -187,7 +187,7 @@ def test_the_server_is_killed(thread):
 
 
 def test_a_client_is_killed(server):
-  """While it reads an answer; `test_wires` kills one that waits."""
+  """It is killed while it reads an answer; in `test_wires`, while it waits."""
   memory = _count_memory()
   with _start(CLIENT, server.listener.address, SIZE) as process:
     event = server.get()
@@ -374,7 +374,7 @@ def test_the_number_of_clients_is_bounded(thread):
 
 @pytest.mark.parametrize('num_spare', [0, 1, 2])
 def test_no_file_descriptor_is_left(num_spare, server):
-  """For the socket, the memory, or its mapping."""
+  """None is left for the socket, the memory, or its mapping."""
   limits = resource.getrlimit(resource.RLIMIT_NOFILE)
   raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
   raw.settimeout(DEADLINE)
@@ -386,7 +386,7 @@ def test_no_file_descriptor_is_left(num_spare, server):
     raw.connect(server.name)
     event = server.get()
     assert event.error.reason == 'crowded'
-    assert server.inbox.get(0) is None  # It is not tried again.
+    assert server.inbox.get(0) is None  # The server tries only once.
     _, answer, _ = _receive(raw)
     assert answer.verb == Verb.REFUSED
     assert 'Too many open files' in answer.text
@@ -401,7 +401,7 @@ def test_no_file_descriptor_is_left(num_spare, server):
 
 
 def _assert_stranger_is_refused(server, raw):
-  raw.send(_encode(SIZE))  # No thread reads it.
+  raw.send(_encode(SIZE))  # No thread reads this message.
   event = server.get()
   assert event.message is None
   assert event.error.reason == 'credentials'

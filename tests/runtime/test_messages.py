@@ -51,7 +51,7 @@ settings = hypothesis.settings(
 
 
 def _list_fields(message):
-  """All but the payload, floats as their bits."""
+  """All fields but the payload; floats as their bits."""
   return [
     struct.pack('<d', value) if isinstance(value, float) else value
     for field in dataclasses.fields(message)

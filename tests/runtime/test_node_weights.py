@@ -35,7 +35,7 @@ class Log:
     self._layout = layout
     self._time = 0.0
 
-  # --- As the recorder.
+  # --- The interface of a recorder.
 
   def get_time(self):
     self._time += 1
@@ -45,7 +45,7 @@ class Log:
     self.events.append(('write', kind, list(rows)))
     self.last_version = max(row['version'] for row in rows)
 
-  # --- As the snapshot server.
+  # --- The interface of a snapshot server.
 
   def publish(self, weights, version, step, mass):
     payload = np.zeros(self._layout.size, np.uint8)
@@ -122,7 +122,7 @@ def test_a_step_is_recorded_before_it_is_published(node):
     (row,), params = check_change(
       node, Kind.STEP, version=step + 1, read_version=step, step=step + 1
     )
-    assert row['start_time'] == step + 1  # When it was begun.
+    assert row['start_time'] == step + 1  # The time at which the step began.
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
     assert np.isfinite(node.weights.loss)
 
@@ -135,7 +135,8 @@ def test_a_mix_is_recorded_before_it_is_published(node):
       make_other(node, 0, 7, 6, 0.25, 8.0),
       make_other(node, 3, 9, 5, 0.125, -4.0),
     ]
-    node.machine.mass = 0.5 + number  # As push-sum does, before it mixes.
+    # Push-sum changes the mass before it mixes.
+    node.machine.mass = 0.5 + number
     before = node.params
     node.weights.mix(others, 0.625, 3.5)
     rows, params = check_change(
@@ -166,7 +167,7 @@ def test_a_mix_is_recorded_before_it_is_published(node):
 def test_a_move_to_the_centre_is_recorded_before_it_is_published(
   node, is_before
 ):
-  """With `is_before`, the next gradient is taken before the move."""
+  """With `is_before`, the next gradient is of the weights before the move."""
   for number in range(3):
     before, version = node.params, node.weights.version
     centre = make_other(node, traces.SERVER, 40, 40, 0.125, 2.0)
@@ -207,7 +208,7 @@ def test_only_the_next_gradient_is_taken_before_the_move(node):
 
 @pytest.mark.parametrize('change', ['step', 'mix', 'centre'])
 def test_a_change_that_cannot_be_recorded_is_not_published(node, change):
-  """As on a full disk: no peer may see weights that replay cannot make."""
+  """The disk is full: no peer may see weights that replay cannot make."""
 
   def write(kind, *rows):
     raise OSError('No space left on device')
@@ -254,7 +255,7 @@ def test_warming_up_changes_nothing(node):
 
 
 def test_a_schedule_counts_the_epochs_of_all_nodes():
-  """Four nodes of one sample each per step, of 1,000."""
+  """Four nodes take one sample each per step, of 1,000 samples."""
   asked = []
 
   def get_rate(epochs):

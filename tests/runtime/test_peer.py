@@ -63,7 +63,7 @@ def test_nodes_replay_to_the_same_bits(name, wire, tmp_path):
     assert columns.num_sent.tolist() == [num_sent[node] for node in range(3)]
   size = trace.header['bytes_per_push']
   assert columns.sent.tolist() == (size * columns.num_sent).tolist()
-  # All are near each other, and so are their statistics.
+  # All weights are near each other, and so are all statistics.
   rows = np.asarray(_get_statistics(node_cases.stack_nodes(replayed)))
   assert np.ptp(rows, axis=0).max() < np.abs(rows).max()
   assert not np.array_equal(rows[0], rows[1])
@@ -80,7 +80,7 @@ def test_a_joiner_starts_from_the_weights_of_another_node(tmp_path):
     group.report_death(2)  # The others begin without it.
     group.wait_for_steps(0, 20)
     group.start(2)
-    group.wait_for_steps(2, 21)  # Then it has joined, with no mass.
+    group.wait_for_steps(2, 21)  # By then it has joined, without mass.
     group.wait_for(2, 'mass', 1e-9)
     for node in range(peer_cases.NUM_NODES):
       group.stop(node)
@@ -128,7 +128,7 @@ def test_a_joiner_of_elastic_averaging_starts_from_the_centre(tmp_path):
 
 
 class MetOne:
-  """Peers of which a node has met one, which has begun."""
+  """Connections to one peer, which has begun."""
 
   alive = (0,)
 
@@ -150,12 +150,12 @@ def test_a_first_member_that_met_only_one_peer_is_not_late(tmp_path):
 
 
 class MetLate(MetOne):
-  """The same, if the peer is found after a moment."""
+  """Connections to the same peer, which is found later."""
 
   alive = ()
 
   def wait_for(self, *_):
-    """Now it is found."""
+    """Finds the peer."""
     self.alive = (0,)
 
 
@@ -170,7 +170,7 @@ def test_compiling_is_not_part_of_the_deadline(tmp_path, monkeypatch):
 
 
 def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
-  """Only gradients change it: here there are none, but different starts."""
+  """Only gradients change the sum: here there are none."""
   strategy = gossip.Elastic(rate=0.1)
   group = peer_cases.Group(
     tmp_path, strategy, optimizer=optax.sgd(0.0), num_steps=30
@@ -193,7 +193,7 @@ def test_elastic_averaging_keeps_the_sum_of_all_copies(tmp_path):
   ]
   expected = 4 * np.asarray(first) + sum(range(peer_cases.NUM_NODES + 1))
   np.testing.assert_allclose(sum(weights), expected, rtol=1e-5, atol=1e-5)
-  assert np.ptp(weights, axis=0).max() < 1  # It was 3.
+  assert np.ptp(weights, axis=0).max() < 1  # At first it was 3.
 
 
 def test_nodes_go_on_from_their_checkpoints(tmp_path):
@@ -217,7 +217,7 @@ def test_nodes_go_on_from_their_checkpoints(tmp_path):
 
 
 def find_last_masses(trace):
-  """The masses with which nodes have ended in good order."""
+  """The last masses of nodes that have recorded their end."""
   last = [trace.of_replica(node)[-1] for node in range(peer_cases.NUM_NODES)]
   assert [record['kind'] for record in last] == [Kind.END] * len(last)
   return [record['mass'] for record in last]

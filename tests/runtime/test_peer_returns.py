@@ -193,7 +193,7 @@ def test_a_restarted_node_is_no_first_member(tmp_path):
     for node in (1, 2):
       files._note_node(node, None, 1.0)
     peer._began_with = [0, 1, 2]
-    files._note_node(1, None, 1.0)  # A connection was lost, and no more.
+    files._note_node(1, None, 1.0)  # Only a connection was lost.
     assert list_company() == [0, 1, 2]
     files._note_node(1, None, 5.0)
     files._note_node(1, None, 5.0)
@@ -203,7 +203,7 @@ def test_a_restarted_node_is_no_first_member(tmp_path):
 
 
 class Dead:
-  """Peers of which one was seen and is gone, or was never seen."""
+  """Connections to peers of which one is gone, or was never seen."""
 
   def __init__(self, *alive):
     self._alive = list(alive)
@@ -235,7 +235,7 @@ def test_a_node_that_came_and_died_counts_as_come(
     others = Dead([1], [2]) if is_seen else Dead([2])
     peer._begin(others, peer._make_exchanger(others))
     peer._files._note_node(1, None, 2.0)
-    # It has come back, and is late.
+    # The node has come back, and is late.
     assert peer._files._describe()['began_with'] == [0, 2]
   finally:
     peer._files._stack.close()

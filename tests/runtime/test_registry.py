@@ -192,7 +192,7 @@ def test_an_address_gives_its_number_and_its_members(run, is_short):
       '7': [THERE, 3.0],
     }
     assert registry.list_members() == [4, 7]
-    # It is a stranger no more.
+    # The number of this node is known now, so it is not asked again.
     for _ in range(3):
       assert registry.contact_addresses() == []
     assert node.asked == [4]
@@ -218,7 +218,7 @@ def test_a_wrong_token_raises(run, tmp_path, monkeypatch):
     registry = nodes.Registry(other, (node.address,))
     with pytest.raises(wires.RefusedError, match='token'):
       registry.contact_addresses()
-    # A node that does not share the folder has it from the environment.
+    # A node that does not share the folder gets the token from the environment.
     token = wires.find_token(run)
     monkeypatch.setenv(wires.TOKEN_VARIABLE, token)
     (status,) = registry.contact_addresses()
@@ -234,14 +234,14 @@ def test_a_number_is_taken_while_its_node_runs(run):
       registry.check_free(3)
     assert node.address in str(caught.value)
     registry.check_free(2)
-    registry.add(4, node.address, 1.0)  # Where node 4 was, node 3 is now.
+    registry.add(4, node.address, 1.0)  # Node 3 has the old address of node 4.
     registry.check_free(4)
   registry.check_free(3)
   assert registry.get_status(3, LAYOUT.size) is None
 
 
 def test_a_node_with_a_new_address_is_found(run):
-  """A function to connect is good for wherever the member is by then."""
+  """A function to connect looks up the address at each call."""
   registry = nodes.Registry(run)
   connect = registry.connect(5)
   with run_node(run, 5) as old:
@@ -258,7 +258,7 @@ def test_a_node_with_a_new_address_is_found(run):
         ),
         deadline=PATIENCE,
       )
-    # It knows this node from now on.
+    # The new node knows the sender from now on.
     assert new.registry.list_addresses()['8'] == [HERE, 3.0]
 
 
@@ -270,7 +270,7 @@ def test_an_address_in_the_folder_counts_first(run):
   with run_node(run, 6, is_in_folder=True):
     assert registry.list_members() == [6]
     assert registry.get_status(6, LAYOUT.size)['node'] == 6
-  # Its address goes with it.
+  # A node that ends removes its address.
   assert registry.list_members() == [6]
   assert registry.get_status(6, LAYOUT.size) is None
 
@@ -295,7 +295,7 @@ def test_the_lowest_free_number(run):
   # All have ended: their folders exist, and no process holds them.
   assert nodes.list_members(run) == [0, 1, 2]
   with workdirs.hold_workdir(nodes.find_folder(run, 0), 'node'):
-    for _ in range(2):  # Not taken, so it is free for the next.
+    for _ in range(2):  # The number was not taken, so it is still free.
       with nodes.claim_number(run, 3) as number:
         assert number == 1
 
@@ -335,7 +335,7 @@ def test_threads_get_different_numbers(run):
           folder = nodes.find_folder(run, number)
           stack.enter_context(workdirs.hold_workdir(folder, 'node'))
         numbers.append(number)
-        end.wait()  # Both are there.
+        end.wait()  # Both threads hold their numbers now.
     except Exception as error:  # Shown by the test.
       errors.append(error)
       end.abort()

@@ -91,7 +91,7 @@ def test_a_repeated_push_gets_the_first_answer(open_bench):
   assert (again.version, again.incarnation) == (answer.version, 0) == (1, 0)
   np.testing.assert_array_equal(again.payload, answer.payload)
   assert bench.server.clock == 2
-  # What it computes on the first answer is welcome, even after the second.
+  # A gradient at the first answer is accepted, even after the second answer.
   first.weights = answer
   (answer,) = first.push()
   assert answer.version == bench.server.clock == 3
@@ -120,7 +120,7 @@ def test_a_gradient_after_the_end(open_bench):
   assert bench.server.is_over
   trace = bench.server.get_trace()
   assert trace.fate.tolist() == [Fate.APPLIED, Fate.AFTER_END, Fate.AFTER_END]
-  assert bench.join().last.verb == Verb.END  # A late client is told.
+  assert bench.join().last.verb == Verb.END  # A late client gets the END.
 
 
 def test_the_end_does_not_wait_for_ever(open_bench):
@@ -153,7 +153,7 @@ def test_a_late_learner_is_lost_and_comes_back(open_bench, protocol):
   deadlines = runtime.Deadlines(step=30.0, silence=20.0)
   bench = open_bench(protocol(), num_learners=2, deadlines=deadlines)
   first, late = join(bench, 2)
-  for _ in range(2):  # After two pushes no learner compiles.
+  for _ in range(2):  # After two pushes no learner counts as compiling.
     first.push()
     late.push()
     first.hear()
@@ -164,7 +164,7 @@ def test_a_late_learner_is_lost_and_comes_back(open_bench, protocol):
   for _ in range(5):
     bench.tick(5.5)
   assert first.hear() == []
-  # Several times within the silence that a client bears.
+  # There are several WAITs within the deadline `silence`.
   assert 3 <= len(first.waits) <= 5
   assert 'Learners 0 wait for 1 (computing for' in first.waits[-1]
   assert bench.server.describe()['waits'] in first.waits[-1]
@@ -189,7 +189,7 @@ def test_deadlines_follow_observed_times(open_bench):
   first, second = join(bench, 2)
   deadlines, sessions = bench.settings.deadlines, bench.server._sessions
   assert sessions.find_step_deadline(deadlines) == deadlines.first_step
-  for seconds in (40.0, 2.0, 1.0):  # The first one is compiled.
+  for seconds in (40.0, 2.0, 1.0):  # The first time includes compiling.
     bench.tick(seconds)
     first.push()
     second.push()
@@ -215,7 +215,7 @@ def test_a_new_learner_takes_the_number_of_a_lost_one(open_bench):
   third = bench.join()
   assert third.last.worker == 1
   assert third.last.verb == Verb.SNAPSHOT
-  # The lost learner finds its number taken, and may join as a new one.
+  # The number of the lost learner is taken; it may join as a new learner.
   second.reconnect()
   assert second.hello(worker=1)[0].verb == Verb.REFUSED
   assert second.hello(worker=-1)[0].worker == 2
@@ -334,7 +334,7 @@ def test_buffers_are_kept(open_bench, is_overlapped):
   assert status['num_buffers'] <= limit
   trace = bench.server.get_trace()
   staleness = trace.staleness[trace.fate == Fate.APPLIED]
-  # The last of three is two updates late; one more if it fetched before.
+  # The last of three learners is two updates late; with overlap, three.
   assert staleness[10:].mean() == (3 if is_overlapped else 2)
   cases.check_replay(bench.server, trace, bench.task)
 

@@ -75,7 +75,7 @@ def test_a_run_that_is_over_stays_so(open_bench, tmp_path):
 
 
 def test_waiting_learners_may_come_back_last(open_bench, tmp_path):
-  """The learner that they wait for is the first to come back."""
+  """The learner for which the others wait comes back first."""
   bench = open_bench(
     protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=3,
     num_updates=4, checkpoint_seconds=1.0,
@@ -88,7 +88,7 @@ def test_waiting_learners_may_come_back_last(open_bench, tmp_path):
   held = [client.make_push() for client in clients]
   clients[0].send(held[0])
   clients[1].send(held[1])
-  bench.tick(2.0)  # A checkpoint: 0 and 1 wait for 2.
+  bench.tick(2.0)  # Saves a checkpoint: learners 0 and 1 wait for 2.
   bench.crash()
   bench.open(protocols.hardsync())
   for number in (2, 0, 1):
@@ -108,7 +108,7 @@ def test_waiting_learners_may_come_back_last(open_bench, tmp_path):
 
 
 def test_new_learners_after_a_restart(open_bench, tmp_path):
-  """Absent learners are not waited for once as many others have come."""
+  """Absent learners are given up once as many others have joined."""
   bench = open_bench(
     protocols.hardsync(), workdir=workdir.Workdir(tmp_path), num_learners=2,
     checkpoint_seconds=1.0,

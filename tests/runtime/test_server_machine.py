@@ -16,12 +16,12 @@ from tests.runtime import scripted
 
 Flag, Message, Verb = scripted.Flag, scripted.Message, scripted.Verb
 MOST_CLIENTS = 6
-# With weights of their own for each push: others need a client that steps.
+# Protocols without own replicas of learners: these clients cannot step.
 NAMES = sorted(set(cases.PROTOCOLS) - {'downpour, rarely', 'downpour, often'})
 
 
 class Counted(scripted.Client):
-  """Counts what it asks and what it hears."""
+  """A client that counts its requests and its answers."""
 
   def __init__(self, bench):
     super().__init__(bench)
@@ -92,7 +92,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
   @stateful.rule(data=strategies.data())
   def come_back(self, data):
-    """By another channel; the old one may not have been missed yet."""
+    """Comes back on another channel; the old one may still count as open."""
     client = self.pick(data, lambda client: client.learner >= 0)
     if client is None:
       return
@@ -112,7 +112,7 @@ class Machine(stateful.RuleBasedStateMachine):
   @stateful.precondition(lambda self: self.folder is not None)
   @stateful.rule(data=strategies.data(), is_saved=strategies.booleans())
   def restart(self, data, is_saved):
-    """The server dies, and another takes over."""
+    """The server dies, and another one resumes the run."""
     if is_saved:
       self.tick(2.0)
     held = [self.make_held(client) for client in self.clients]
@@ -154,7 +154,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
   @stateful.rule(data=strategies.data())
   def fetch_first(self, data):
-    """As a learner with overlap does."""
+    """Fetches before a push, as a learner with overlap does."""
     client = self.pick(data, lambda client: client.weights is not None)
     if client is None:
       return
@@ -165,7 +165,7 @@ class Machine(stateful.RuleBasedStateMachine):
     if client.last.verb == Verb.SNAPSHOT:
       client.send(client.pushed)
       self.hear_all()
-      if client.last.verb == Verb.ANSWER:  # Otherwise it is held back.
+      if client.last.verb == Verb.ANSWER:  # Otherwise the answer is withheld.
         fetched.push = client.last.push
         client.weights = fetched
 
@@ -203,7 +203,7 @@ class Machine(stateful.RuleBasedStateMachine):
   )
   def garbage(self, data, verb, numbers, text):
     client = self.pick(data, lambda client: True)
-    # What is right may be said as well; but not what ends all.
+    # Good messages may be drawn, too, but none that ends the client or the run.
     if client is None or verb in (Verb.LEAVE, Verb.STOP, Verb.FETCH):
       return
     learner, push, clock, incarnation = numbers
@@ -220,7 +220,7 @@ class Machine(stateful.RuleBasedStateMachine):
     )
     if verb not in (Verb.STATUS, Verb.PULL):
       client.hear()
-    else:  # Weights to look at are none to compute on.
+    else:  # A client may not compute on weights that it has pulled.
       weights = client.weights
       client.hear()
       client.weights = weights
@@ -249,7 +249,7 @@ class Machine(stateful.RuleBasedStateMachine):
     self.bench.tick(seconds)
     self.hear_all()
     for client in list(self.clients):
-      if client.channel._is_closed:  # It was too late.
+      if client.channel._is_closed:  # The server gave it up.
         self.clients.remove(client)
 
   # --- Invariants.
@@ -259,7 +259,7 @@ class Machine(stateful.RuleBasedStateMachine):
     is_waiting = session is not None and session.state == 'waiting'
     num_open = client.num_asked - client.num_heard
     if client.channel._is_closed:
-      assert num_open in (0, 1)  # It was cut off, or in the middle of it.
+      assert num_open in (0, 1)  # It may have been cut off before an answer.
     else:
       assert num_open == is_waiting
 

@@ -215,7 +215,7 @@ def test_updates_by_one_call(name, optimizer):
   )
   clients = [bench.join() for _ in range(5)]
   while bench.server.end_reason is None:
-    # All that can push do, before the server looks.
+    # All clients that can push do so before the server handles a message.
     for client in clients:
       if client.weights is not None:
         client.push(is_handled=False)
@@ -332,7 +332,7 @@ def test_a_server_comes_back(tmp_path, name, optimizer):
 
 
 def test_gradients_in_flight_when_a_server_dies(tmp_path):
-  """A gradient of weights that still exist counts; any other is lost."""
+  """A gradient at weights that still exist counts; any other is lost."""
   bench = scripted.Bench(
     protocols.asynchronous(),
     _make_network_task(),
@@ -349,9 +349,9 @@ def test_gradients_in_flight_when_a_server_dies(tmp_path):
   other.push()
   bench.tick(11.0)  # A checkpoint of clock 2.
   fast.push()
-  late_push = fast.make_push()  # Of clock 3, which is lost.
+  late_push = fast.make_push()  # A gradient at clock 3, which is lost.
   answered = other.make_push()
-  other.send(answered)  # Answered by a server that forgot it.
+  other.send(answered)  # The resumed server does not know that it was answered.
   bench.crash()
   assert bench.server.clock == 4
   bench.open(protocols.asynchronous())
@@ -378,7 +378,7 @@ def test_gradients_in_flight_when_a_server_dies(tmp_path):
   assert fates[protocols.Fate.APPLIED] == 9
   applied = trace.fate == protocols.Fate.APPLIED
   steps = zip(trace.worker[applied], trace.step[applied], strict=True)
-  assert len(set(steps)) == 9  # None twice.
+  assert len(set(steps)) == 9  # No step was counted twice.
   cases.check_replay(bench.server, trace, bench.task)
   bench.close()
 

@@ -64,7 +64,7 @@ class Bench:
     self.server.publish(weights, version, 2 * version, version / 4)
 
   def list_free(self):
-    """The free buffers, each of them once."""
+    """The free buffers, without repetitions."""
     free = [buffer.index for buffer in self.server._store._pool._free]
     assert len(set(free)) == len(free)
     return free
@@ -305,7 +305,7 @@ def test_refusals_of_the_wire_are_counted(bench, caplog):
   assert [record.message for record in caplog.records] == [
     f'Refused (garbage), from {channel.name}: It is no message 1.'
   ]
-  with pytest.raises(queue.Empty):  # The wire has answered already.
+  with pytest.raises(queue.Empty):  # The wire has already answered.
     channel.answers.get_nowait()
 
 
@@ -328,7 +328,7 @@ def test_a_node_that_died_counts_as_come(bench):
   assert client.ask(Verb.LOST, worker=2).verb == Verb.ANSWER
   assert [node for node, *_ in bench.nodes] == [2]
   answer = client.ask(Verb.LOST, worker=-2)
-  bench.check_refused(answer, 'number from 0 on, got -2')
+  bench.check_refused(answer, 'must be at least 0, got -2')
   assert len(bench.nodes) == 1
 
 
@@ -370,7 +370,7 @@ def test_a_pull_gives_the_newest_weights(bench):
   for version in (0, 1, 2, 5):
     weights = make_weights(version)
     bench.server.publish(weights, version, 2 * version, version / 4)
-    weights[0]['w'][:] = -1  # They were copied.
+    weights[0]['w'][:] = -1  # The published weights are a copy.
     assert client.pull() == client.pull() == expect(version)
   assert bench.server.desk.num_sent == 8
 

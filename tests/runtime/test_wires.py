@@ -44,7 +44,7 @@ class Bench:
   def __init__(self, name, size=SIZE):
     self.inbox = wires.Inbox()
     self.listener, self._connect = wire_cases.EVERY[name](self.inbox, size)
-    # One wire needs shared buffers; all wires can use them.
+    # Shared memory needs shared buffers; all other wires can use them, too.
     self.pool = wires.BufferPool(size, is_shared=True)
     self._events = collections.deque()
     self._threads = futures.ThreadPoolExecutor(max_workers=8)
@@ -284,7 +284,7 @@ def test_answers_may_be_given_in_any_order(name, bench):
 
 
 def test_wait_renews_the_deadline():
-  """All wires at the same time, as the test takes longer than the deadline."""
+  """Tests all wires at once, as this takes longer than the deadline."""
   with contextlib.ExitStack() as stack:
     waits, requests = {}, []
     start = time.monotonic()
@@ -325,7 +325,8 @@ def test_a_silent_server_counts_as_gone(name, bench):
   future, event = bench.ask(connection, Message(Verb.FETCH), deadline=0.2)
   with pytest.raises(wires.WireError, match=r'0\.2') as caught:
     future.result(DEADLINE)
-  assert caught.type is wires.WireError  # It may have been taken.
+  # The server may have handled the request.
+  assert caught.type is wires.WireError
   assert time.monotonic() - start > 0.19
   _assert_gone(bench.get(), event.channel)
   event.channel.send(Message(Verb.ANSWER))
@@ -465,7 +466,7 @@ def test_answers_to_a_client_that_has_just_gone(name, bench):
 
 @every_remote_wire
 def test_a_client_is_killed(name, bench):
-  """The channel that was answered is lost, and the one that waits."""
+  """Both its channels end: the answered one and the waiting one."""
   arguments = [wire_cases.REMOTE[name], bench.listener.address, str(SIZE)]
   process = subprocess.Popen(
     [sys.executable, '-c', CLIENT, *arguments],
@@ -512,7 +513,7 @@ def _use_and_close(name):
 
 @every_wire
 def test_nothing_is_left_of_a_server(name):
-  _use_and_close(name)  # Objects that are made once and kept are no leak.
+  _use_and_close(name)  # The first call may make objects that are kept.
   gc.collect()
   threads = set(threading.enumerate())
   fds = len(os.listdir('/proc/self/fd'))

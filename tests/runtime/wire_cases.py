@@ -2,7 +2,7 @@
 
 A case is a function of an inbox and a payload size in bytes. It makes a
 listener, and a function `connect` that gives a new connection to it each time;
-`connect(payload_size=n)` is a client with an idea of its own of the size.
+`connect(payload_size=n)` makes a client that expects another size.
 """
 
 from collections.abc import Callable

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 # Seconds between two checks for a due checkpoint or a request to end.
 _INTERVAL = 0.05
-# Seconds between two looks at the nodes.
+# Seconds between two requests for the status of the nodes.
 _LOOK_INTERVAL = 1.0
 
 
@@ -107,7 +107,8 @@ class Centre(_member.Member):
         self._protocol.restore(
           {**position['machine'], 'clock': replica.version}
         )
-        self._find_beginners()  # None: nodes without a checkpoint are late.
+        # The run has begun: a node without a checkpoint is late.
+        self._find_beginners()
       replica.publish()
       files.open(self._bind)
       self._serve()
@@ -125,19 +126,19 @@ class Centre(_member.Member):
     if not 0 <= message.worker < num_nodes or message.version < 0:
       raise _messages.MessageError(
         'worker',
-        f'A force is of a node below {num_nodes} and of a version from 0 on, '
-        f'got {message.worker} and {message.version}.',
+        f'A force must be from a node below {num_nodes}, at a version of at '
+        f'least 0, got {message.worker} and {message.version}.',
       )
     if message.share != 1 or not 0 <= message.elastic_rate <= 1:
       raise _messages.MessageError(
         'share',
-        'A force has the share 1 and an elastic rate from 0 to 1, got '
+        'A force must have the share 1 and an elastic rate from 0 to 1, got '
         f'{message.share} and {message.elastic_rate}.',
       )
     if not 0 <= message.read_version <= self._replica.version:
       raise _messages.MessageError(
         'version',
-        'A force is computed with a version of the centre from 0 to '
+        'A force must be computed with a version of the centre from 0 to '
         f'{self._replica.version}, got {message.read_version}.',
       )
     start, replica = self._files.recorder.get_time(), self._replica
@@ -147,6 +148,7 @@ class Centre(_member.Member):
       if not self._takes_force(message):
         return gossip.Outcome.REFUSED
       params, stats = self._functions.move_centre(replica.weights, parts, 1.0)
+      # The node may overwrite the payload once it is answered.
       jax.block_until_ready(params)
       replica.state = replica.state._replace(params=params, stats=stats)
       replica.step = replica.version + 1
@@ -174,13 +176,13 @@ class Centre(_member.Member):
     ).updates
 
   def _note_gone(self, node: int) -> None:
-    """A process of a node has ended: the node joins with its next force."""
+    """Removes a node whose process has ended; its next force joins again."""
     with self._lock:
       if node in self._protocol.alive:
         self._protocol.on_leave(node)
 
   def _serve(self) -> None:
-    """Saves now and then, until no node needs it any more."""
+    """Saves when that is due, until it is stopped or no node needs it."""
     needed_at = looked_at = time.monotonic()
     while not (self._stopped.wait(_INTERVAL) or self._is_stopping()):
       with self._lock:

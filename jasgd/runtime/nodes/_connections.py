@@ -35,12 +35,12 @@ class PeerConnections:
 
   Args:
     registry: Addresses of other nodes.
-    is_wanted: Whether to connect to a member, by number.
-    make_hello: Gives the text of the HELLO.
+    is_wanted: Function that tells whether to connect to a member, by number.
+    make_hello: Function that gives the text of the HELLO.
     size: Bytes of a payload.
     deadlines: Deadlines: a peer is lost that does not answer within `step`; an
       adaptive one is at most `silence`.
-    clock: Time in seconds.
+    clock: Function that gives the time in seconds.
   """
 
   def __init__(
@@ -87,7 +87,7 @@ class PeerConnections:
   def wait_for(
     self, count: int, timeout: float, is_stopping: Callable[[], bool]
   ) -> bool:
-    """Waits until so many peers are connected; whether they are."""
+    """Waits until `count` peers are connected; gives whether they are."""
     deadline = time.monotonic() + timeout
     with self._changed:
       while len(self._ready) < count:
@@ -119,8 +119,8 @@ class PeerConnections:
 
     Args:
       peer: Number of the peer.
-      message: Head of the message.
-      write: Writes the payload into a buffer.
+      message: Message without its payload.
+      write: Function that writes the payload into a buffer.
 
     Returns:
       Outcome of the message.
@@ -206,7 +206,7 @@ class PeerConnections:
       while not self._is_closing.is_set():
         self._connect_all()
         self._is_closing.wait(_INTERVAL)
-    except BaseException as error:  # The owner raises it.
+    except BaseException as error:  # The owner raises it, in `check`.
       self._error = error
 
   def _connect_all(self) -> None:

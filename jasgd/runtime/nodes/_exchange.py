@@ -37,11 +37,11 @@ class Exchanger:
     recorder: Recorder of the node's trace.
     layout: Layout of weights in messages.
     patience: Seconds to wait for a centre that is being restarted.
-    is_stopping: Whether the node is to end.
+    is_stopping: Function that tells whether the node must end.
 
   Attributes:
-    num_full: Messages that their receiver had no room for.
-    num_done: Messages whose receiver had made its steps, or ended.
+    num_full: Number of messages for which their receiver had no room.
+    num_done: Number of messages whose receiver had made its steps, or ended.
   """
 
   def __init__(
@@ -64,7 +64,8 @@ class Exchanger:
     self._layout = layout
     self._patience = patience
     self._is_stopping = is_stopping
-    self._has_waited = False  # For the centre, since it answered last.
+    # Whether it has waited for the centre since the centre's last answer.
+    self._has_waited = False
     self._members: list[int] = list(machine.members)
     # Payloads by the handles that the machine knows. A message has a buffer of
     # its own; an answer stays in its connection's buffer until the next
@@ -123,13 +124,13 @@ class Exchanger:
   def _carry_out(
     self, actions: gossip.Actions, start: float | None = None
   ) -> None:
-    """Carries out actions, and those with which replies are answered."""
+    """Carries out actions, and those that the machine gives for replies."""
     start = self._recorder.get_time() if start is None else start
     while actions:
       replies: list[gossip.Reply] = []
       lost: list[dict[str, Any]] = []
-      # Questions last: their answers stay in the buffers of connections, where
-      # a mix or a message that came after them would end their life.
+      # Questions last: their answers stay in the buffers of connections, and a
+      # mix or a message after them would make these answers invalid.
       for action in sorted(actions, key=_is_question):
         if isinstance(action, gossip.Ask):
           asked = self._recorder.get_time()
@@ -211,7 +212,8 @@ class Exchanger:
     elif outcome == _Outcome.FULL:
       if not self.num_full:
         _log.warning(
-          'Node %d has no room: it was sent more than it has mixed.', send.peer
+          'Node %d has no room: messages come faster than it mixes them.',
+          send.peer,
         )
       self.num_full += 1
     elif outcome == _Outcome.UNKNOWN:
@@ -313,7 +315,7 @@ class Exchanger:
     return outcome
 
   def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of the machine that is called under the lock."""
+    """A function that calls a method of the machine under the lock."""
 
     def call(*arguments: Any) -> Any:
       with self._lock:

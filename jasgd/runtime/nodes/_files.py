@@ -27,21 +27,21 @@ class NodeFiles:
     node: Number of the node, or `traces.SERVER`.
     registry: Addresses of other nodes.
     receive: Function that takes the messages of other nodes.
-    describe: Status, as a JSON-serialisable dict.
-    on_gone: Called with the number of a node when its process has ended: a
-      launcher says that it is dead, or another process of it says HELLO.
-    wires: Wires that will be opened.
+    describe: Function that gives the status, a JSON-serialisable dict.
+    on_gone: Function called with the number of a node whose process has ended:
+      a launcher says that it is dead, or a new process of the node says HELLO.
+    wires: Names of the wires that will be opened.
 
   Attributes:
-    folder: Its own folder, in that of the run.
+    folder: Own folder of the node, in the folder of the run.
     layout: Layout of weights in messages.
-    origin: Time of day at which the run began: record times count from there.
-      The node may learn of an earlier one.
-    recorder: Recorder of its trace.
-    snapshots: Its snapshot server.
-    met: Numbers of all nodes that have contacted it.
-    returned: Numbers of those that were restarted and contacted it again since;
-      the owner may clear them.
+    origin: Unix time at which the run began: times in records count from it.
+      Other nodes may know an earlier one, which then replaces it.
+    recorder: Recorder of the node's trace.
+    snapshots: Snapshot server of the node.
+    met: Numbers of all nodes that have contacted this one.
+    returned: Numbers of those that were restarted and have contacted this node
+      again; the owner may clear them.
   """
 
   def __init__(
@@ -153,7 +153,7 @@ class NodeFiles:
   def restore(
     self, state: Any, start: dict[str, Any]
   ) -> tuple[Any, dict[str, Any]] | None:
-    """State and position to resume from; None if the node is new.
+    """Finds the state to resume from.
 
     Args:
       state: First state.
@@ -161,7 +161,7 @@ class NodeFiles:
         its first checkpoint.
 
     Returns:
-      Both.
+      State and position; None if the node is new.
     """
     found = _checkpoints.restore(self.folder, state, self.layout.size)
     if found is not None:
@@ -185,7 +185,7 @@ class NodeFiles:
 
   @property
   def is_due(self) -> bool:
-    """Whether the last checkpoint is old."""
+    """Whether a checkpoint is due."""
     return self._checkpoints.is_due
 
   def save_if_due(self, state: Any, position: dict[str, Any]) -> None:
@@ -231,8 +231,10 @@ class NodeFiles:
       target=self.snapshots.run, name='jasgd-snapshots'
     )
     self._thread.start()
-    # Before the listeners are closed, which the thread owns.
+    # The stack calls this before it closes the listeners, which the thread
+    # uses.
     self._stack.callback(self.close_snapshots)
+    # Last: a client that finds this file can connect, and is answered.
     _addresses.write_address(
       self.folder, found, pid=os.getpid(), fingerprint=self._fingerprint
     )
@@ -258,7 +260,7 @@ class NodeFiles:
     """Ends the snapshot server's thread. Calling it twice is no error.
 
     Raises:
-      OSError: or any other error that has ended the thread before.
+      Exception: if an error has ended the thread before.
     """
     self.snapshots.stop()
     self._thread.join()

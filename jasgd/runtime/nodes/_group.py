@@ -40,19 +40,19 @@ GROUP_LOST = 75
 _LOST_WORDS = re.compile(
   'gloo|nccl|coordination|connection|peer', re.IGNORECASE
 )
-# Seconds between two looks at the others, or at a request to stop.
+# Seconds between two checks of the others, or for a request to stop.
 _INTERVAL = 0.05
-# Seconds for which a node that ends with another one stays, so that its
-# launcher can see why.
+# Seconds for which a node still answers after a vote to stop, so that its
+# launcher can read the reason.
 _STOPPED_LINGER = 3.0
-# Seconds for which node 0 outlives others that it cannot see yet.
+# Seconds for which node 0 outlives others whose addresses are not known yet.
 _BLIND_PATIENCE = 2.0
-# Seconds between two votes; and steps, if these are short.
+# Seconds between two votes, and largest number of steps between them.
 _VOTE_SECONDS = 0.5
 _MAX_STEPS = 100
-# Bytes of an address, at most.
+# Largest number of bytes of an address.
 _MAX_ADDRESS = 128
-# More checkpoints than a node keeps.
+# Largest number of checkpoints that nodes compare; a node keeps fewer.
 _MAX_CHECKPOINTS = 8
 # Largest number that processes can exchange.
 _MAX_NUMBER = 2**31 - 1
@@ -186,7 +186,7 @@ class GroupNode(_member.Member):
     replica = self._replica
     vote_at = replica.step
     while replica.step < self._settings.num_steps:
-      # All save and stop at the same step, or could not go on together.
+      # All nodes save and stop at the same step, to resume from it together.
       if replica.step == vote_at:
         replica.publish()
         num_steps = self._vote()
@@ -315,11 +315,11 @@ class LostProcesses:
     registry: Addresses of the others.
     payload_size: Bytes of their payloads.
     patience: Seconds for which node 0 waits for the end of the others.
-    get_step: Steps that this node has made.
+    get_step: Function that gives the number of steps of this node.
 
   Attributes:
-    all_came: Whether all nodes have come: then a node that does not answer is
-      lost.
+    all_came: Whether all nodes have joined: after that, a node that does not
+      answer is lost.
   """
 
   def __init__(
@@ -417,9 +417,10 @@ def join_group(
   Args:
     coordinator: Address at which the first process listens: 'HOST:PORT'.
     num_nodes: Number of processes.
-    node: Number of this one.
-    deadlines: Deadlines; `start` is for all to come. A process that is silent
-      for twice `silence` ends the group, if its launcher has not done so.
+    node: Number of this process.
+    deadlines: Deadlines; all processes must join within `start`. A process that
+      is silent for twice `silence` ends the group, unless its launcher has
+      done so before.
     stopped: Event that ends the process at once while it waits for the others:
       there is nothing to save yet.
   """
@@ -434,7 +435,7 @@ def join_group(
     threading.Thread(target=give_up, args=(stopped,), daemon=True).start()
   # The CPU's default collectives do not reach other processes.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  # It would swallow SIGTERM.
+  # This service would swallow SIGTERM.
   jax.config.update('jax_enable_preemption_service', False)
   jax.distributed.initialize(
     coordinator,
@@ -508,8 +509,9 @@ class Votes:
   All exchange the same numbers, and decide from them alike.
 
   Args:
-    all_gather: Gives the numbers of all processes, from `make_all_gather`.
-    get_time: Time in seconds.
+    all_gather: Function that gives the numbers of all processes, from
+      `make_all_gather`.
+    get_time: Function that gives the time in seconds.
   """
 
   def __init__(

@@ -16,13 +16,13 @@ class Member:
 
   Args:
     settings: Settings of the run.
-    run: Folder of the run; a member that is there is resumed from its last
-      checkpoint.
+    run: Folder of the run; a member that has files in it is resumed from its
+      last checkpoint.
     registry: Addresses of the other members.
     bind: Address to listen at.
-    node: Number of the node; the centre has none, and is `traces.SERVER`.
-    linger: Seconds for which it goes on answering when all nodes have made
-      their steps, unless it is stopped: its launcher may want to evaluate it.
+    node: Number of the node; for the centre, `traces.SERVER`.
+    linger: Seconds for which it still answers after all nodes have made their
+      steps, unless it is stopped: its launcher may want to evaluate it.
     stopped: Event that ends it after saving. In an all-reduce, all nodes end.
   """
 
@@ -63,9 +63,9 @@ class Member:
     raise NotImplementedError
 
   def _note_gone(self, node: int) -> None:
-    """Takes note that a process of a node has ended, in the same thread."""
+    """Notes that a process of a node has ended, in the same thread."""
 
   def _is_stopping(self) -> bool:
-    """Whether it is to end; raises errors of the snapshot server."""
+    """Whether it must end; raises errors of the snapshot server."""
     self._files.snapshots.check()
     return self._stopped.is_set() or self._files.snapshots.stopped.is_set()

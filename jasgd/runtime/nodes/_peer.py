@@ -24,7 +24,7 @@ from jasgd.runtime.wires import _messages
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks at the peers, while the node makes no steps.
+# Seconds between two checks of the peers, while the node makes no steps.
 _INTERVAL = 0.05
 # Seconds to reach all nodes that have contacted this one, before it begins.
 _GRACE = 1.0
@@ -33,7 +33,7 @@ _LOG_INTERVAL = 10.0
 
 
 class Peer(_member.Member):
-  """A node that mixes weights with its peers. Arguments as of `Member`."""
+  """A node that mixes with its peers. The arguments are those of `Member`."""
 
   def __init__(
     self,
@@ -69,7 +69,7 @@ class Peer(_member.Member):
       self._files.snapshots,
       self._machine,
     )
-    # Nodes with which it began, itself among them; []: it has not begun.
+    # Nodes with which it began, including itself; []: it has not begun.
     self._began_with: list[int] = []
 
   def describe(self) -> dict[str, Any]:
@@ -170,9 +170,9 @@ class Peer(_member.Member):
     num_others = self._settings.num_nodes - 1
     company: set[int] = set()
     seen: set[int] = set()
-    came_at = time.monotonic()  # After compiling, which was not waiting.
+    came_at = time.monotonic()  # Compiling does not count as waiting.
     _log.info(
-      'Waits for all %d nodes, %g s at most.',
+      'Waiting for all %d nodes, for at most %g s.',
       self._settings.num_nodes,
       self._settings.deadlines.start,
     )
@@ -202,7 +202,7 @@ class Peer(_member.Member):
       if (is_complete and not has_centre) or self._has_waited(came_at):
         break
       peers.wait_for(len(alive) + 1, _INTERVAL, self._is_stopping)
-    # A node that is in no list when it comes is late, and has to join.
+    # A node that finds itself in no such list is late, and has to join.
     present = company or self._files.met.union(peers.alive)
     self._began_with = sorted({self._node, *present})
     self._files.returned.clear()  # They came back before the beginning.
@@ -269,7 +269,7 @@ class Peer(_member.Member):
     return any(status and not status['is_done'] for status in statuses)
 
   def _is_stopping(self) -> bool:
-    """Whether it is to end; raises errors of its other threads."""
+    """Whether it must end; raises errors of its other threads."""
     if self._peers is not None:
       self._peers.check()
     return super()._is_stopping()

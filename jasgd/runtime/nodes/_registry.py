@@ -1,10 +1,10 @@
 """Registry of the members of a run of nodes: their numbers and addresses.
 
-Each process has its own. A node writes its address into the folder of the run,
-and tells it to each node that it contacts, which answers with all addresses
-that it knows. So any node may start first, and a node that does not share the
-folder needs the address of one other node. There is no central registry, hence
-no single point of failure.
+Each process has its own registry. A node writes its address into the folder of
+the run, and tells it to each node that it contacts, which answers with all
+addresses that it knows. So any node may start first, and a node that does not
+share the folder needs the address of one other node. There is no central
+registry, hence no single point of failure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class Registry:
 
   Args:
     run: Folder of the run, which others may share.
-    peers: Addresses of nodes that do not share it: 'HOST:PORT' each.
+    peers: Addresses of nodes that do not share the folder: 'HOST:PORT' each.
     wire: Wire to nodes that share the folder, as in `make_connect`; all others
       are reached by Flight.
     tls: Certificates for mutual TLS.
@@ -66,7 +66,7 @@ class Registry:
     self._tls = tls
     self._unknown = list(peers)  # Addresses of nodes with unknown numbers.
     self._addresses: dict[int, _Address] = {}
-    self._lock = threading.Lock()  # Guards the two above.
+    self._lock = threading.Lock()  # Guards `_unknown` and `_addresses`.
 
   def add(self, member: int, address: str, since: float) -> None:
     """Adds the address of a member, unless a newer one is known.
@@ -92,7 +92,8 @@ class Registry:
     """Adds the addresses that another process knows.
 
     Args:
-      entries: Its `list_addresses`; bad entries are logged and left out.
+      entries: Result of its `list_addresses`; bad entries are logged and left
+        out.
     """
     for number, entry in entries.items():
       try:
@@ -239,14 +240,14 @@ def claim_number(
 ) -> Iterator[int]:
   """Finds the lowest number that no living node of a folder has.
 
-  No other process finds one meanwhile. The caller makes the number its own
-  within the context, by making a `Peer`.
+  One process at a time is in this context. The caller must make its `Peer`
+  within it, which takes the number.
 
   Args:
     run: Folder of the run.
     num_nodes: Number of nodes.
-    patience: Seconds to wait for other processes, which may be many, that look
-      for a number.
+    patience: Seconds to wait for other processes, possibly many, that look for
+      a number.
 
   Yields:
     The number.

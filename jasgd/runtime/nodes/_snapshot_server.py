@@ -20,12 +20,12 @@ from jasgd.runtime.wires import _wire
 
 _Verb = _messages.Verb
 
-# Seconds between two looks whether the thread is to end.
+# Seconds between two checks whether the thread must end.
 _TICK = 0.1
 # Numbers of nodes are below this: messages have 32 bits for them.
 _MAX_NODES = 1 << 31
 
-# Takes in a message with a payload, which is to be copied; gives a
+# Function that takes a message, copies its payload, and gives a
 # `gossip.Outcome`.
 Receive = Callable[[_messages.Message], int]
 
@@ -40,9 +40,9 @@ class SnapshotServer:
     fingerprint: Fingerprint of the run, which nodes must have.
     is_shared: Whether other processes can map snapshots.
     receive: Function that takes the messages of other nodes.
-    describe: Status of the owner, as a JSON-serialisable dict.
-    on_node: Called with number, address (if any) and start time of each node
-      that says HELLO, or that a launcher calls dead.
+    describe: Function that gives the owner's status, a JSON-serialisable dict.
+    on_node: Function called with number, address (or None) and start time of
+      each node that says HELLO, or that a launcher reports dead.
 
   Attributes:
     inbox: Inbox of requests.
@@ -97,14 +97,14 @@ class SnapshotServer:
     self._store.publish(snapshot)
 
   def run(self) -> None:
-    """Handles requests until `stop` is called, and those that came before.
+    """Handles requests until `stop` is called, and all that came before it.
 
     An error ends it early, and sets `stopped`; `check` raises it.
     """
     try:
       while not self._is_closing.is_set() or len(self.inbox):
         self.handle_one(_TICK)
-    except BaseException as error:  # The owner raises it.
+    except BaseException as error:  # The owner raises it, in `check`.
       self._error = error
       self.stopped.set()
 
@@ -141,13 +141,14 @@ class SnapshotServer:
   def _note_death(
     self, channel: _wire.Channel, message: _messages.Message
   ) -> None:
-    """A launcher says that a node is dead: it counts as one that has come."""
+    """Handles a LOST: a launcher reports a dead node, which counts as met."""
     if not 0 <= message.worker < _MAX_NODES:
       raise _messages.MessageError(
-        'worker', f'A node has a number from 0 on, got {message.worker}.'
+        'worker',
+        f'The number of a node must be at least 0, got {message.worker}.',
       )
     # Its start time is not known. If the node is started again, its HELLO has
-    # another one, and it counts as come back.
+    # another start time, so that the node counts as returned.
     self._on_node(message.worker, None, -1.0)
     channel.send(_messages.Message(_Verb.ANSWER))
 
@@ -201,8 +202,8 @@ def _check_hello(
   since: Any = said.get('since')
   try:
     if address is not None:
-      _addresses.check_address(address)  # A ValueError if it is none.
-    # `type`, as a bool is an int.
+      _addresses.check_address(address)
+    # `type` and not `isinstance`: a bool is an int.
     is_good = (
       type(node) is int
       and (node == traces.SERVER or 0 <= node < _MAX_NODES)

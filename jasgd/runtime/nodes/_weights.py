@@ -25,8 +25,8 @@ class Replica:
     state: State of the engine.
     recorder: Recorder of the trace.
     snapshots: Snapshot server.
-    save_machine: Gives the state of the owner's state machine, which is part of
-      its checkpoints.
+    save_machine: Function that gives the state of the owner's state machine,
+      which is part of its checkpoints.
 
   Attributes:
     state: State of the engine.
@@ -158,7 +158,7 @@ class NodeReplica(Replica):
     state: State of the engine.
     recorder: Recorder of the node's trace.
     snapshots: Snapshot server of the node.
-    machine: State machine of the node, which has its mass.
+    machine: State machine of the node, which knows its mass.
   """
 
   def __init__(
@@ -194,7 +194,7 @@ class NodeWeights(NodeReplica):
     layout: Layout of the weights in messages.
     recorder: Recorder of the node's trace.
     snapshots: Snapshot server of the node.
-    machine: State machine of the node, which has its mass.
+    machine: State machine of the node, which knows its mass.
 
   Attributes:
     loss: Loss of the last step.
@@ -253,9 +253,9 @@ class NodeWeights(NodeReplica):
     """Computes a gradient, and updates with it.
 
     Args:
-      on_step: Called with the number of steps before the step is recorded: the
-        record leaves out mass that is about to be sent, so that it never exists
-        twice after a restart.
+      on_step: Function called with the number of steps, before the step is
+        recorded: the record leaves out mass that is about to be sent, so that
+        this mass never exists twice after a restart.
 
     Returns:
       Result of `on_step`.
@@ -281,17 +281,17 @@ class NodeWeights(NodeReplica):
     return actions
 
   def start_optimizer(self) -> None:
-    """After a join: a fresh optimizer state that counts from the own step."""
+    """Starts a new optimizer state after a join; it counts from `step`."""
     self.state = self._functions.join(self.state, self.step)
 
   def mix(self, sources: list[Source], own_weight: float, start: float) -> None:
-    """Takes a weighted mean with other nodes' weights, in this order."""
+    """Takes a weighted mean with the weights of `sources`, in this order."""
     weight = own_weight
     for source in sources:
       assert source.payload is not None
       parts = self._layout.view(source.payload)
       self.state = self._functions.mix(self.state, parts, weight, source.weight)
-      weight = 1.0
+      weight = 1.0  # The next source is added to this sum.
     jax.block_until_ready(self.state)  # Payloads may be overwritten after this.
     self.commit_mix(sources, own_weight, start)
 

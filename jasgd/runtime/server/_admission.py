@@ -1,4 +1,4 @@
-"""Admission of learners: which come or come back, and which are late.
+"""Admission of learners: which join or come back, and which are late.
 
 `check_hello` and `choose_entry` decide how a learner that says HELLO goes on.
 `Attendance` knows which learners the server waits for, and for how long. Both
@@ -18,7 +18,7 @@ from jasgd.runtime.wires import _messages
 _log = logging.getLogger(__name__)
 _State = _sessions.State
 
-# WAITs that a waiting learner gets within the deadline for a sign of life.
+# Number of WAITs to a waiting learner within the deadline `silence`.
 _NUM_WAITS = 4
 _MAX_INSTANCE = 64  # Characters.
 _MAX_COUNT = 2**31 - 1  # Steps, versions, incarnations and pids.
@@ -31,7 +31,7 @@ class Hello(NamedTuple):
     worker: Number that the learner had before; -1: none.
     instance: Random text that identifies the learner's process.
     num_devices: Devices over which it spreads a minibatch.
-    pid: Process id, as it says; 0: not given.
+    pid: Process id that the learner reports; 0: not given.
   """
 
   worker: int
@@ -47,7 +47,7 @@ def check_hello(
 
   Args:
     message: The message.
-    said: JSON object of its text, with the right fingerprint.
+    said: JSON object of its text; the fingerprint has been checked.
     batch: Samples in a minibatch.
 
   Returns:
@@ -77,19 +77,25 @@ def check_hello(
     )
   pid = said.get('pid', 0)
   if type(pid) is not int or not 0 <= pid <= _MAX_COUNT:
-    raise _messages.MessageError('hello', f'There is no pid {pid!r:.40}.')
-  # A learner that comes back says which gradient was not answered.
+    raise _messages.MessageError(
+      'hello', f'A pid must be from 0 to {_MAX_COUNT}, got {pid!r:.40}.'
+    )
+  # A learner that comes back names its gradient that was not answered.
   counts = (message.push, message.version, message.incarnation)
   if message.push < -1 or max(counts) > _MAX_COUNT:
     raise _messages.MessageError(
       'hello',
-      f'A HELLO can not be of (push, version, incarnation) {counts}.',
+      'Push, version and incarnation of a HELLO must be at most '
+      f'{_MAX_COUNT}, and push at least -1, got {counts}.',
     )
   if message.push >= 0 and not (
     min(counts) >= 0 and 0 <= message.seconds < math.inf
   ):
     raise _messages.MessageError(
-      'hello', 'A gradient has a version, an incarnation and seconds from 0 up.'
+      'hello',
+      'Version, incarnation and seconds of a gradient must be finite and at '
+      f'least 0, got {message.version}, {message.incarnation} and '
+      f'{message.seconds}.',
     )
   return Hello(message.worker, instance, max(num_devices, 1), pid)
 
@@ -98,11 +104,11 @@ class Entry(enum.Enum):
   """How a learner that has said HELLO goes on."""
 
   JOIN = enum.auto()  # As a new learner, with the newest weights.
-  # The other ways are for a learner that was connected before the server's
+  # The other entries are for a learner that was connected before the server's
   # restart.
   REJOIN = enum.auto()  # It leaves and joins: its own replica was lost.
   RESEND = enum.auto()  # It sends the gradient again that was not answered.
-  RECEIVE = enum.auto()  # It gets weights: its gradient can not be used.
+  RECEIVE = enum.auto()  # It gets weights: its gradient cannot be used.
   WAIT = enum.auto()  # Its gradient was counted; the answer is withheld.
 
 
@@ -117,7 +123,8 @@ def choose_entry(
   Args:
     session: Session of the learner.
     message: HELLO, which tells of the gradient that was not answered.
-    has_fetches: Whether learners fetch apart from pushes, into own replicas.
+    has_fetches: Whether learners fetch apart from pushes, into replicas of
+      their own.
 
   Returns:
     The decision.
@@ -210,7 +217,7 @@ class Attendance:
   def iterate_late(
     self, time: float
   ) -> Iterator[tuple[_sessions.LearnerSession, float]]:
-    """Learners that others have waited for too long, with their deadlines.
+    """Learners for which others have waited too long, with their deadlines.
 
     The caller removes each before it takes the next: a removal may release
     those that waited, and then no other learner is late.
@@ -251,7 +258,7 @@ class Attendance:
         )
 
   def warn_if_alone(self, time: float, clock: int) -> None:
-    """Logs now and then that there is no learner."""
+    """Warns that no learner is connected, at most once per `start` seconds."""
     is_alone = not self._sessions.count_connected()
     if is_alone and time - self._warned_at > self._deadlines.start:
       self._warned_at = time

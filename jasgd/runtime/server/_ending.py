@@ -7,10 +7,10 @@ from jasgd.runtime.server import _metrics
 from jasgd.runtime.server import _sessions
 from jasgd.runtime.server import _weights
 
-# A run has diverged after so many gradients in a row that were not finite: the
-# first number, or the second one for each learner.
+# A run has diverged if so many gradients in a row were not finite: the first
+# number, or the second one times the number of learners, if that is larger.
 _MIN_NOT_FINITE, _NOT_FINITE_PER_LEARNER = 3, 2
-# Learners that the reason of a divergence names at most.
+# Largest number of learners that the explanation of a divergence names.
 _MAX_NAMES = 4
 
 
@@ -32,7 +32,7 @@ class RunEnd:
     self.is_interrupted = self.is_failed = self.is_diverged = False
     self._patience = settings.deadlines.end
     self._time = 0.0
-    self._num_not_finite = 0  # In a row.
+    self._num_not_finite = 0  # Gradients in a row.
 
   @property
   def has_come(self) -> bool:
@@ -50,7 +50,7 @@ class RunEnd:
   # --- Divergence.
 
   def note_finite(self) -> None:
-    """Notes a finite gradient: the count of the others starts again."""
+    """Notes a finite gradient: the count of non-finite ones starts again."""
     self._num_not_finite = 0
 
   def note_not_finite(self, num_learners: int) -> bool:

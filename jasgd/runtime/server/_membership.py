@@ -58,13 +58,14 @@ class Membership:
     records: Records of learners.
     store: Snapshots that learners are answered with.
     end: End of the run: no learner joins after it.
-    watch: Time of the run.
+    watch: Stopwatch of the run.
     apply: Function that applies a decision of the protocol.
     commit: Function that answers learners: `Server._commit`.
-    on_failure: Called with the reason if a lost learner must end the run.
+    on_failure: Function called with the reason if a lost learner must end the
+      run.
 
   Attributes:
-    attendance: Learners that are to come, or late.
+    attendance: Learners that are expected, or late.
     last_pid: Process of the learner whose message was handled last.
   """
 
@@ -136,7 +137,8 @@ class Membership:
     session.welcome = json.dumps(
       self._settings.describe_run(session.learner, session.num_computed)
     )
-    # A gradient that it computed for an earlier connection, or incarnation.
+    # The HELLO may name a gradient for an earlier connection or incarnation.
+    # Unless it was counted or will be sent again, it is recorded as unused.
     first_unused = session.next_push if is_known else 0
     if entry != _Entry.RESEND and message.push >= first_unused:
       is_old = message.incarnation < self._store.newest.incarnation
@@ -213,9 +215,9 @@ class Membership:
   def note_death(self, channel: _Channel, message: _Message) -> None:
     """Handles a LOST: a launcher says that the process of a learner is dead.
 
-    If it had not joined yet, the others need not wait for it; nor if it was
-    connected to an earlier incarnation of this server. The death of a learner
-    that is connected now shows in its channel.
+    The others stop waiting for it, if it had not joined yet or was connected to
+    an earlier incarnation of this server. The death of a learner that is
+    connected now is noticed by its channel.
     """
     if not (message.text.isascii() and message.text.isdecimal()):
       raise _MessageError(
@@ -231,7 +233,7 @@ class Membership:
     channel.send(_Message(_Verb.ANSWER))
 
   def lose_channel(self, channel: _Channel, has_said_so: bool) -> None:
-    """A channel has ended, and with it the learner at its other end."""
+    """Handles the end of a channel: removes the learner at its other end."""
     session = self._sessions.find(channel)
     if session is not None and has_said_so:
       self._lose(session, 'it said so', is_failure=False)
@@ -255,7 +257,7 @@ class Membership:
       return
     _log.log(
       logging.WARNING if is_failure else logging.INFO,
-      'Learner %d left at clock %d: %s. %d are there.',
+      'Learner %d left at clock %d: %s. %d are connected.',
       session.learner,
       self._store.newest.version,
       why,
@@ -310,8 +312,8 @@ class Membership:
   def record_fetches(self, learners: Iterable[int], clock: int) -> None:
     """Records the fetches of learners, which `release` will answer.
 
-    Only of learners that step on replicas of their own: for others, each push
-    and each join is a fetch as well.
+    Only learners that step on replicas of their own have such records: for
+    others, each push and each join is a fetch as well.
 
     Args:
       learners: Learners that the protocol lets go on.
@@ -323,7 +325,7 @@ class Membership:
       or self._end.has_come
     ):
       return
-    for learner in dict.fromkeys(learners):  # A group may name one twice.
+    for learner in dict.fromkeys(learners):  # Without repetitions.
       session = self._sessions[learner]
       if session.state == _State.WAITING and not session.keeps_weights:
         self._records.record_fetch(session, clock)
@@ -347,6 +349,8 @@ class Membership:
     session.start_time = self._watch.get_time()
     if not session.keeps_weights:
       self._sessions.add_lease(session, self._store.newest)
+    # The last lease is of the weights in this answer, or, if the learner keeps
+    # its weights, of those that it fetched last.
     self._sessions.keep_last_lease(session)
     self.repeat_answer(session)
 
@@ -374,8 +378,8 @@ class Membership:
   def _lend(self, session: _Session, channel: _Channel) -> None:
     """Sends weights to a learner that computes, for its next gradient.
 
-    Nothing changes that a record would tell: its pushes say which weights it
-    has used. With overlap a gradient is on its way; its answer says the end.
+    This makes no record: the next push names the weights that it used. It sends
+    no END: a gradient will follow, whose answer can be the END.
     """
     snapshot = self._store.newest
     self._sessions.add_lease(session, snapshot)

@@ -25,7 +25,7 @@ class Stopwatch:
   """Time of the run, and how the thread of the weights' owner spends it.
 
   Args:
-    now: Time in seconds.
+    now: Function that gives the time in seconds.
 
   Attributes:
     times: Seconds by purpose. 'copy' is the time in which wires copy gradients
@@ -67,8 +67,8 @@ class ServerMetrics:
     settings: Settings of the run.
     weights: Weights of the server.
     store: Snapshots of the server.
-    get_time: Seconds since the run began.
-    count_learners: Number of learners that are connected.
+    get_time: Function that gives the seconds since the run began.
+    count_learners: Function that gives the number of connected learners.
 
   Attributes:
     fates: Numbers of gradients by fate, over the whole run.
@@ -91,7 +91,7 @@ class ServerMetrics:
     self._store = store
     self._get_time = get_time
     self._count_learners = count_learners
-    self._last_clock = -1  # Of the last row.
+    self._last_clock = -1  # Clock of the last row.
     # Rows that the launcher has not written yet.
     self._rows: collections.deque[dict[str, float]] = collections.deque(
       maxlen=_MAX_ROWS
@@ -104,7 +104,7 @@ class ServerMetrics:
     return -1 if self.next is None else self.next.version
 
   def _begin_sums(self, last: dict[str, float]) -> None:
-    """Starts the sums of the next row; `last` holds until there are some."""
+    """Starts the sums of the next row; until then `last` is the summary."""
     self._last = last
     self._num_counted = self._staleness = self._max_staleness = 0
     self._loss = 0.0
@@ -173,9 +173,9 @@ class ServerMetrics:
   def send_rows(
     self, channel: _wire.Channel, message: _messages.Message
   ) -> None:
-    """Handles METRICS: sends the oldest rows after the version of the message.
+    """Handles METRICS: sends the oldest rows after the clock in `version`.
 
-    Rows up to that version are forgotten: the launcher has written them.
+    Rows up to that clock are forgotten: the launcher has written them.
 
     Args:
       channel: Channel of the launcher.
@@ -184,7 +184,9 @@ class ServerMetrics:
     clock = self._weights.clock
     if not -1 <= message.version <= clock:
       raise _messages.MessageError(
-        'clock', f'The clock is {clock}, got {message.version}.'
+        'clock',
+        f'The version of METRICS must be from -1 to the clock {clock}, got '
+        f'{message.version}.',
       )
     rows = self._rows
     while rows and rows[0]['clock'] <= message.version:

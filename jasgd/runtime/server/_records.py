@@ -1,4 +1,4 @@
-"""What learners did: records of the trace, and counts of the metrics."""
+"""Records of learners in the trace, and their counts in the metrics."""
 
 from collections.abc import Callable
 import math
@@ -47,13 +47,13 @@ class Push(NamedTuple):
 
 
 class LearnerRecords:
-  """Records what learners did. All but pushes are flushed at once.
+  """Writes the records of learners. All but pushes are flushed immediately.
 
   Args:
     settings: Settings of the run.
     recorder: Recorder of the trace.
     metrics: Metrics, which count the gradients.
-    get_time: Seconds since the run began.
+    get_time: Function that gives the seconds since the run began.
   """
 
   def __init__(
@@ -168,7 +168,7 @@ class LearnerRecords:
     )
 
   def _write(self, kind: traces.Kind, **fields: int) -> None:
-    """Writes and flushes a record of something that takes no time."""
+    """Writes and flushes the record of an event without duration."""
     time = self._get_time()
     times = {'start_time': time, 'end_time': time, 'release_time': time}
     self._recorder.write(kind, {**fields, **times})

@@ -137,10 +137,11 @@ class Recovery:
     """Restores all parts, and records the restart as a new incarnation.
 
     Raises:
-      TraceError: if records that the checkpoint refers to are missing, or make
-        no sense.
+      TraceError: if records that the checkpoint refers to are missing or
+        inconsistent.
     """
     state, buffers, position = checkpoint
+    # First: a damaged trace must be refused before any part has changed.
     self._recorder.check_server(position['records'])
     self._weights.restore(state, position['weights'])
     for name, part in self._parts.items():
@@ -153,7 +154,9 @@ class Recovery:
     ]
     for name, holder in self._lease_holders.items():
       holder.restore(position[name], snapshots)
-    for snapshot in snapshots:  # The lease that `restore` gave to the caller.
+    # After the holders have taken their leases: this ends the lease that
+    # `SnapshotStore.restore` gave to its caller.
+    for snapshot in snapshots:
       self._store.end_lease(snapshot)
     self.start_clock = self._weights.clock
     self._record_restart(position['records'])

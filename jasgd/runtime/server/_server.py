@@ -65,11 +65,11 @@ class Server:
 
   Args:
     settings: Settings of the run.
-    workdir: Folder of trace and checkpoints; None: no files. A run
-      that is there is resumed from its last readable checkpoint, as a new
+    workdir: Folder of trace and checkpoints; None: no files. If it contains a
+      run, that run is resumed from its last readable checkpoint, as a new
       incarnation.
     is_shared: Whether other processes can map snapshots.
-    now: Time in seconds.
+    now: Function that gives the time in seconds.
 
   Attributes:
     inbox: Inbox of requests.
@@ -105,7 +105,7 @@ class Server:
     if workdir is not None:
       if not workdir.trace.exists():  # A resumed run is not killed again.
         self._crash = _crash.make_crash_points(lambda: self._members.last_pid)
-      # Before the trace is opened: it may be broken as well.
+      # Before the trace is opened: with a checkpoint, its file must exist.
       checkpoint = _recovery.read_checkpoint(workdir, self._weights)
     self._recorder = _recorder.Recorder(
       None if workdir is None else workdir.trace,
@@ -197,7 +197,7 @@ class Server:
     else:
       self._recovery.resume(checkpoint)
     self._weights.warm_up()
-    # After compiling, which is no part of any deadline.
+    # Deadlines start after `warm_up`, so that compiling does not count.
     self._members.attendance.open(self._watch.get_time())
     self._publish(self._copy_weights())
     if checkpoint is None:
@@ -379,7 +379,7 @@ class Server:
   # --- Gradients.
 
   def _push(self, channel: _Channel, message: _Message) -> None:
-    """Handles an EXCHANGE, and those behind it that the same call may apply."""
+    """Handles an EXCHANGE, and those queued behind it that share its call."""
     # Staleness is measured, and the protocol decides, for one gradient after
     # the other. Nothing is computed yet: a message that is refused here has
     # changed nothing.
@@ -395,7 +395,7 @@ class Server:
     )
 
   def _decide_pushes(self, channel: _Channel, message: _Message) -> list[_Push]:
-    """Decides on a gradient, and on those behind it that may share its call.
+    """Decides on a gradient, and on those queued behind it for the same call.
 
     Raises:
       MessageError: if the first one is refused. Later ones are refused here.
@@ -538,9 +538,10 @@ class Server:
       message.push,
       message.version,
     )
-    # Nobody is answered between this record and the end of a run that diverged.
+    # If the run has diverged, no learner is answered between this record and
+    # the end.
     is_diverged = self._end.note_not_finite(len(self._protocol.alive))
-    # A learner's own replica is not finite either: it joins again instead.
+    # A replica of the learner's own is not finite either: it joins again.
     rejoins = self._settings.has_fetches and not self._end.has_come
     is_answered = not (is_diverged or rejoins)
     if is_answered:
@@ -629,12 +630,12 @@ class Server:
     self._recorder.write(_Kind.END, {'worker': 0, 'version': self.clock})
 
   def _announce_end(self, reason: str) -> None:
-    """Takes no more gradients. Learners are told when they ask."""
+    """Ends the run: learners that wait are told now, others when they ask."""
     self._end.reason = reason
     _log.info('The run ends at clock %d: %s', self.clock, reason)
     if not self._end.is_interrupted:
-      # Before any learner is told, and goes: a server that is killed while it
-      # saves needs them again.
+      # Before any learner is told, and leaves: a server that is killed while it
+      # saves is resumed, and needs the learners again.
       self._recovery.save_now()
       self._watch.add('save')
     self._end.start_deadline(self._watch.get_time())

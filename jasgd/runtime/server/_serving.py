@@ -12,7 +12,7 @@ from jasgd.runtime.server import _server
 from jasgd.runtime.wires import _addresses
 from jasgd.runtime.wires import _queue
 
-# Seconds between two looks at a request to stop.
+# Seconds between two checks for a request to stop.
 _TICK = 0.1
 
 
@@ -29,16 +29,16 @@ def serve(
 
   Args:
     settings: Settings of the run.
-    workdir: Folder of its files; a run that is there is resumed.
+    workdir: Folder of its files; a run that it contains is resumed.
     bind: Address to listen at.
     stopped: Event that stops the run: the current update is finished, and all
       is saved. A run that has ended waits for this event for as long as the
       deadline `end` says, so that clients can ask how it ended.
-    on_ready: Called when learners can connect.
-    on_step: Called after each step of the loop.
+    on_ready: Function called when learners can connect.
+    on_step: Function called after each step of the loop.
 
   Returns:
-    The server, when all is over and its files are closed.
+    The server, after the run is over and its files are closed.
   """
   with contextlib.ExitStack() as stack:
     # An earlier server of this workdir may be about to end.
@@ -50,6 +50,7 @@ def serve(
     found = _addresses.listen(
       server.inbox, server.layout.size, workdir, bind, stack
     )
+    # After `listen`: a client that finds this file can connect.
     _addresses.write_address(
       workdir,
       found,
@@ -77,13 +78,13 @@ def serve_threads(
   Args:
     settings: Settings of the run.
     workdir: Folder of its files; None: no files.
-    on_ready: Called with the listener that gives connections, when learners can
-      connect.
-    stopped: As in `serve`.
-    on_step: Called after each step of the loop.
+    on_ready: Function called with the listener that gives connections, when
+      learners can connect.
+    stopped: Event that stops the run, as in `serve`.
+    on_step: Function called after each step of the loop.
 
   Returns:
-    The server, when all is over and its files are closed.
+    The server, after the run is over and its files are closed.
   """
   with contextlib.ExitStack() as stack:
     if workdir is not None:

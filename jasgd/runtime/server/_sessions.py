@@ -13,7 +13,7 @@ from jasgd.runtime.wires import _wire
 
 # Least seconds of an adaptive deadline for a gradient.
 _MIN_DEADLINE = 5.0
-# Learners that a text names at most: more fit neither a line nor a message.
+# Largest number of learners that a text names, so that it fits into a message.
 _MAX_NAMES = 8
 
 
@@ -31,23 +31,24 @@ class LearnerSession:
   """State of one learner.
 
   Attributes:
-    learner: Its number.
+    learner: Number of the learner.
     instance: Random text that identifies its process.
     pid: Process id, as the learner says; 0: not given.
     num_devices: Devices over which it spreads a minibatch.
     channel: Channel for answers; None if it is not connected.
-    state: Its state.
+    state: State of the learner.
     was_waiting: Whether an absent learner was waiting before the restart.
     next_push: Number of its next push.
-    num_computed: Minibatches computed, where learners fetch apart from pushes.
-    num_gathered: Minibatches computed since the last push, likewise.
+    num_computed: Number of minibatches that it has computed. Only counted if
+      learners fetch apart from pushes.
+    num_gathered: Number of these since its last push.
     welcome: Text that goes with its next answer.
     fate: Fate of its last push.
     keeps_weights: Whether the answer to its last push carries no weights.
     start_time: Time when it was answered, or began to wait.
     leases: Snapshots that it may use, by key, oldest first.
-    num_applied: Its gradients that were applied.
-    num_not_finite: Its gradients that were not finite.
+    num_applied: Number of its gradients that were applied.
+    num_not_finite: Number of its gradients that were not finite.
     is_warm: Whether it has sent a gradient: the first one includes compiling.
     longest: Longest recent computing time, in seconds; 0: there was none.
   """
@@ -76,7 +77,7 @@ class LearnerSession:
 
   @property
   def lost_version(self) -> int:
-    """Version that it computes on and gave no gradient for; -1: none."""
+    """Version that it computes on, with no gradient yet; -1: none."""
     if self.state == State.WAITING or self.was_waiting or not self.leases:
       return -1
     _, version = next(iter(self.leases))
@@ -87,7 +88,7 @@ class LearnerSession:
     return bool(instance) and self.instance == instance
 
   def has_answered(self, message: _messages.Message) -> bool:
-    """Whether a push is the last one again."""
+    """Whether a push repeats the last one, which was answered."""
     return 0 <= message.push == self.next_push - 1
 
   def check_push(
@@ -149,7 +150,7 @@ class LearnerSession:
       MessageError: if the learner cannot have computed as many.
     """
     least = self.num_computed
-    # With as many as make a push, it would have pushed.
+    # With as many minibatches as a push has, it would have pushed instead.
     most = least + min(steps_per_fetch, steps_per_push - self.num_gathered - 1)
     if not least <= step <= most:
       raise _messages.MessageError(
@@ -239,7 +240,7 @@ class Sessions:
     return self._sessions[learner]
 
   def list_in(self, *states: State) -> list[LearnerSession]:
-    """The sessions in one of some states, by number."""
+    """Sessions that are in one of `states`, by number."""
     return [each for each in self._sessions.values() if each.state in states]
 
   def count_connected(self) -> int:
@@ -277,12 +278,13 @@ class Sessions:
     if message.worker != session.learner:
       raise _messages.MessageError(
         'worker',
-        f'This is learner {session.learner}, got {message.worker}.',
+        f'The worker on this channel must be {session.learner}, got '
+        f'{message.worker}.',
       )
     if session.state != State.COMPUTING:
       raise _messages.MessageError(
         'held',
-        f'Learner {session.learner} is {session.state}: it must wait.',
+        f'Learner {session.learner} must wait for its answer.',
       )
     return session
 
@@ -317,7 +319,7 @@ class Sessions:
       and not wanted.belongs_to(instance)
     ):
       raise _messages.MessageError(
-        'taken', f'Learner {worker} is here already.'
+        'taken', f'Learner {worker} is connected already.'
       )
     own = self.find_instance(instance)
     if (
@@ -373,7 +375,7 @@ class Sessions:
     """Lets a learner use a snapshot, besides the one that it computes on."""
     if snapshot.key in session.leases:
       return
-    while len(session.leases) > 1:  # Fetched before, and never used.
+    while len(session.leases) > 1:  # The last lease was never used.
       self._store.end_lease(session.leases.popitem()[1])
     session.leases[snapshot.key] = self._store.lease(snapshot)
 
@@ -404,7 +406,7 @@ class Sessions:
         for each in late
       ]
     )
-    return f'Learners {waiting} wait for {names or "nobody"}'
+    return f'Learners {waiting} wait for {names or "no learner"}'
 
   def name_waiting(self) -> str:
     """Numbers of the learners that wait; '' if none does."""

@@ -40,7 +40,7 @@ class ServerWeights:
     layout: Layout of (params, stats) in messages.
     clock: Number of updates made.
     samples: Samples of all applied gradients.
-    group_size: Gradients that the next update has already.
+    group_size: Number of gradients accumulated for the next update.
     num_present: Number of learners at the last gradient.
     state: State of the engine. Each call donates it.
   """
@@ -98,8 +98,8 @@ class ServerWeights:
   def count_affordable(self) -> int:
     """Gradients that may be decided on before the next update is made.
 
-    No more than one call applies, nor than the budget of the run allows, if
-    each gradient makes an update.
+    One call must be able to apply them, and the budget of the run must allow
+    them even if each gradient makes an update.
     """
     settings = self._settings
     left = settings.max_samples - self.samples
@@ -185,7 +185,7 @@ class ServerWeights:
     self.state = self._functions.apply_many(self.state, tuple(rows))
 
   def update_alone(self) -> None:
-    """Updates with the gradients so far, as the missing learner has left."""
+    """Updates with the gradients so far: a missing learner has left."""
     self.state = self._functions.update(self.state, self.rate, self.num_present)
     self._tick()
 
@@ -204,7 +204,7 @@ class ServerWeights:
     message = np.zeros(self.layout.size, np.uint8)
     parts = self.layout.view(message)
 
-    def copy() -> engine.ServerState:
+    def copy() -> engine.ServerState:  # Each call donates its state.
       return jax.tree.map(jnp.copy, self.state)
 
     rate = self.rate

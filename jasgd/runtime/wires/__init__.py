@@ -1,6 +1,6 @@
 """Wires: messages between processes, over a queue, shared memory or Flight.
 
-Arrow Flight is imported when it is needed, as that takes long.
+Arrow Flight is imported when it is needed, as its import takes long.
 """
 
 import importlib

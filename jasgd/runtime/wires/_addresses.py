@@ -83,7 +83,8 @@ def listen(
 def find_free_port() -> int:
   """A port of this machine that is free now.
 
-  For servers that must be told a port. Another process may take it meanwhile.
+  It is for servers that must be given a port. Another process may take it
+  before the server does.
   """
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))

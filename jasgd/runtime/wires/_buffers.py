@@ -95,7 +95,7 @@ def make_shared(size: int, *, is_sealed: bool) -> tuple[int, np.ndarray]:
     os.ftruncate(fd, max(size, 1))
     array = map_shared(fd, size, is_writable=True)
     seals = _SEAL_SHRINK | _SEAL_GROW
-    if is_sealed:  # The mapping that was made just now stays writable.
+    if is_sealed:  # Only after the mapping: `array` stays writable.
       seals |= _SEAL_FUTURE_WRITE
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
   except OSError:  # No memory, or no more file descriptors.

@@ -201,7 +201,8 @@ class _FlightConnection(_wire.Connection):
         text = f'was silent for {deadline:g} seconds'
       else:
         text = f'is gone: {_shorten(error)}'
-        # A server that is killed does not end its stream properly.
+        # The request was not handled if it was not sent completely, or if the
+        # server has ended its stream properly. A killed server does not do so.
         if isinstance(error, EOFError) or not self._is_written:
           kind = _wire.UntakenError
       raise kind(f'The server at {self._address} {text}.') from error
@@ -214,7 +215,7 @@ class _FlightConnection(_wire.Connection):
     self._watchdog.close()
     self._reader.cancel()
     with contextlib.suppress(*_flight_stream.STREAM_ERRORS):
-      self._writer.close()  # Raises that the call was cancelled just now.
+      self._writer.close()  # Raises an error, as the call is cancelled.
     self._client.close()
     # The socket stays open for as long as these objects exist.
     self._client = self._writer = self._reader = None
@@ -239,7 +240,7 @@ class _FlightConnection(_wire.Connection):
       # A server that disconnects may have said why, which is read next.
 
   def _note_chunk(self) -> None:
-    """Notes that a part of a request was sent, and that more will follow."""
+    """Notes that a part of a request was sent, but not the last one."""
     self._watchdog.renew()
     _crash.maybe_crash('sending')
 
@@ -336,4 +337,4 @@ class Watchdog:
         self._condition.wait(self._wakes - now)
     if self.has_expired:
       self._cancel()
-    del self._cancel  # It refers to the stream.
+    del self._cancel  # It would keep the stream alive.

@@ -30,7 +30,7 @@ _METHODS = (flight.FlightMethod.DO_EXCHANGE, flight.FlightMethod.DO_ACTION)
 _GRACE = 0.5
 # Seconds after which a server, or a call, that does not end is an error.
 _END = 10.0
-# Seconds after which a waiting thread looks whether its client is still there.
+# Seconds after which a waiting thread checks whether its client is connected.
 _LOOK = 1.0
 # Seconds that a client has to take another batch of an answer.
 _PATIENCE = 5.0
@@ -39,8 +39,8 @@ _PATIENCE = 5.0
 class FlightListener(_wire.Listener):
   """Accepts clients over Arrow Flight.
 
-  gRPC reads one message, which is one batch, before it hands it over: a refused
-  message is unread from its second batch on.
+  gRPC reads a whole batch before it hands it over, so the first batch of a
+  refused message has been read, and all others have not.
 
   Args:
     inbox: Inbox of events.
@@ -49,10 +49,10 @@ class FlightListener(_wire.Listener):
     port: Port; 0: any free one.
     token: Token that clients must have. It is never shown.
     tls: Certificates for mutual TLS.
-    max_channels: Number of clients at a time, at most; fewer if the system does
+    max_channels: Largest number of clients at a time; fewer if the system does
       not allow as many open files.
-    max_strangers: Number of further connections, without a call that had the
-      token. The oldest are cut first.
+    max_strangers: Largest number of further connections, without a call that
+      had the token. The oldest are cut first.
     patience: Seconds after which a connection without an exchange is cut.
 
   Raises:
@@ -76,8 +76,8 @@ class FlightListener(_wire.Listener):
   ) -> None:
     if token is None and not _security.is_loopback(host):
       raise ValueError(
-        f'A server that listens on {host!r} must have a token, as others than '
-        'this machine can reach it; only loopback needs none.'
+        f'A server that listens on {host!r} must have a token, as other '
+        'machines can reach it; only loopback needs none.'
       )
     self._inbox = inbox
     self._payload_size = payload_size
@@ -98,7 +98,7 @@ class FlightListener(_wire.Listener):
     try:
       self._server = _Server(f'{place}:{port}', self, **options)
     except _flight_stream.STREAM_ERRORS as error:
-      raise OSError(f'Can not listen on {place}:{port}: {error}') from error
+      raise OSError(f'Cannot listen on {place}:{port}: {error}') from error
     self.address = f'{place}:{self._server.port}'
     self._guard = _flight_sockets.ConnectionGuard(
       self._server.port,
@@ -115,7 +115,7 @@ class FlightListener(_wire.Listener):
         return
       self._is_closed = True
       channels = list(self._channels)
-    assert self._guard is not None  # It was made when this was.
+    assert self._guard is not None  # `__init__` has made it.
     self._guard.close()
     for channel in channels:
       channel.close()
@@ -128,7 +128,7 @@ class FlightListener(_wire.Listener):
     for _ in range(int(_END / _GRACE)):
       if not ending.is_alive():
         return
-      # Strangers that have a socket, but no exchange.
+      # The sockets that are left belong to strangers without an exchange.
       self._cut(None)
       ending.join(_GRACE)
     raise TimeoutError(f'The server at {self.address} did not end.')
@@ -208,8 +208,8 @@ class _Gate(flight.ServerMiddlewareFactory):
   """Refuses calls before anything of them is read.
 
   Args:
-    token: Token that calls must have; None: none.
-    on_refused: Called with reason and text for each call that is refused.
+    token: Token that calls must have; None: calls need no token.
+    on_refused: Function called with reason and text for each refused call.
   """
 
   def __init__(
@@ -277,9 +277,9 @@ class _FlightChannel(_wire.Channel):
     reader: Reader of the client's messages.
     writer: Writer of answers.
     payload_size: Bytes of every payload.
-    put: Puts events into the inbox.
-    cut: Cuts the connections of a peer.
-    batches: Batches of snapshots.
+    put: Function that puts an event into the inbox.
+    cut: Function that cuts the connections of a peer.
+    batches: Cache of the batches of snapshots.
 
   Attributes:
     peer: Client's end of the connection, as gRPC writes it.
@@ -316,7 +316,8 @@ class _FlightChannel(_wire.Channel):
     self._num_written = 0
     self._is_writing = False
     self._payload: np.ndarray | None = None
-    # Bytes of a refused message that may still come, and why it was refused.
+    # Bytes of a refused message that may still come, and the reason for the
+    # refusal.
     self._drain = 0
     self._refusal = ''
 
@@ -453,7 +454,9 @@ class _FlightChannel(_wire.Channel):
     except _flight_stream.STREAM_ERRORS as error:
       if self._context.is_cancelled():
         raise
-      raise _BrokenError('garbage', f'That is no stream: {error}') from None
+      raise _BrokenError(
+        'garbage', f'The stream is malformed: {error}'
+      ) from None
 
   def _read_payload(self, first: pa.RecordBatch | None) -> np.ndarray:
     """Reads a whole payload into the buffer of this client."""
@@ -490,8 +493,8 @@ class _FlightChannel(_wire.Channel):
 
 
 class _BrokenError(_messages.MessageError):
-  """After this message, the beginning of the next one is unknown."""
+  """A bad message after which the beginning of the next one is unknown."""
 
 
 class _CutOffError(flight.FlightServerError):
-  """Reason why the exchange ends."""
+  """The server ends the exchange, for the reason in the text."""

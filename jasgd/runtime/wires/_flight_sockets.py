@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 RESERVE = 256
 # The fewest clients that a server has room for, however low the limit is.
 _MIN_CHANNELS = 16
-# Seconds between two looks, if no connection comes.
+# Seconds between two checks of all connections, if no new one comes.
 _INTERVAL = 1.0
-# Seconds from the arrival of a connection to the look at it: gRPC accepts it
+# Seconds from the arrival of a connection to its check: gRPC accepts it
 # meanwhile, and a flood of connections does not keep this thread busy.
 _PAUSE = 0.01
 # Open files that a process is to be allowed, if the system permits it.
@@ -42,7 +42,7 @@ _LIMIT = 1 << 14
 class Ends(NamedTuple):
   """The two ends of a connection of this process, as gRPC writes them.
 
-  Such as 'ipv4:127.0.0.1:4242'.
+  An example of an end is 'ipv4:127.0.0.1:4242'.
   """
 
   here: str
@@ -164,8 +164,8 @@ def make_room(max_channels: int, max_strangers: int) -> int:
   """Raises the limit of file descriptors of this process, if it is too low.
 
   Args:
-    max_channels: Number of clients, at most.
-    max_strangers: Number of further connections, at most.
+    max_channels: Largest number of clients.
+    max_strangers: Largest number of further connections.
 
   Returns:
     `max_channels`, or less if the system does not allow as many file
@@ -209,10 +209,12 @@ class ConnectionGuard:
 
   Args:
     port: Port of the server.
-    find_served: Gives the peers, as gRPC writes them, that have an open
-      exchange.
-    on_cut: Called with peer, reason and text for each connection that is cut.
-    max_strangers: Number of connections without a call that had the token.
+    find_served: Function that gives the peers, as gRPC writes them, that have
+      an open exchange.
+    on_cut: Function called with peer, reason and text for each connection that
+      is cut.
+    max_strangers: Largest number of connections without a call that had the
+      token.
     patience: Seconds that a connection may have no exchange.
   """
 
@@ -283,7 +285,8 @@ class ConnectionGuard:
     with self._lock:
       known = set(self._known)
     found = find_connections(lambda ends: ends.here.endswith(self._end))
-    # After the connections, so that each served one is in both.
+    # After the connections were listed: one that gets an exchange meanwhile
+    # must count as served.
     served = self._find_served()
     now = time.monotonic()
     self._cut &= found
@@ -291,7 +294,8 @@ class ConnectionGuard:
       ends: now if ends.there in served else self._since.get(ends, now)
       for ends in found - self._cut
     }
-    with self._lock:  # Only peers known before can have disconnected.
+    with self._lock:
+      # A peer that was recognised meanwhile may not be in `found`: it stays.
       self._known -= known - {ends.there for ends in found}
       known = served | self._known
     chosen, strangers = {}, []

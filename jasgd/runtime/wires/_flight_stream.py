@@ -24,7 +24,7 @@ COMMAND = b'jasgd'
 READY = 'jasgd.ready'
 SCHEMA = pa.schema([pa.field('bytes', pa.uint8(), nullable=False)])
 CHUNK = 4 << 20
-# Errors of a stream that breaks, is cancelled, or is no stream at all.
+# Errors of a stream that breaks, is cancelled, or is malformed.
 STREAM_ERRORS = (pa.ArrowException, flight.FlightError, OSError)
 
 
@@ -82,7 +82,7 @@ def read_payload(
   """Reads a whole payload into an array.
 
   Args:
-    read_chunk: Gives the next chunk of the stream.
+    read_chunk: Function that gives the next chunk of the stream.
     first: Batch that came with the head.
     into: Array of as many bytes as the payload must have.
 
@@ -122,7 +122,7 @@ def _get_bytes(batch: pa.RecordBatch) -> np.ndarray:
     )
   column = batch.column(0)
   try:
-    column.validate()  # Lengths and buffers of a stranger may not agree.
+    column.validate()  # A client may send lengths that its buffers do not have.
     return column.to_numpy(zero_copy_only=True)
   except pa.ArrowInvalid as error:
     raise _messages.MessageError(

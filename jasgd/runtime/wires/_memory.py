@@ -60,7 +60,7 @@ class MemoryListener(_wire.Listener):
   Args:
     inbox: Inbox of requests.
     payload_size: Bytes of every payload.
-    max_channels: Number of clients at a time, at most.
+    max_channels: Largest number of clients at a time.
   """
 
   def __init__(
@@ -122,7 +122,8 @@ class MemoryListener(_wire.Listener):
     if channel.uid != os.geteuid():
       raise _messages.MessageError(
         'credentials',
-        f'The server is of user {os.geteuid()}, the client of {channel.uid}.',
+        f'The server belongs to user {os.geteuid()}, the client to user '
+        f'{channel.uid}.',
       )
     if len(self.channels) >= self._max_channels:
       raise _messages.MessageError(
@@ -281,7 +282,7 @@ class _MemoryChannel(_wire.Channel):
     return (_wire.Event(self, error=error), _wire.Event(self))
 
   def _has_left(self) -> bool:
-    """Whether the client is gone: an empty message looks the same."""
+    """Whether the client is gone; if not, it has sent an empty message."""
     poll = select.poll()
     poll.register(self._socket, select.POLLRDHUP)
     return bool(poll.poll(0))
@@ -351,7 +352,7 @@ class _MemoryConnection(_wire.Connection):
     # Another user may have taken the name of a dead server.
     if uid != os.geteuid():
       raise _wire.WireError(
-        f'The server is of user {uid}, this client of {os.geteuid()}.'
+        f'The server belongs to user {uid}, this client to user {os.geteuid()}.'
       )
     greeting = self._receive(deadline)
     if greeting.verb == _messages.Verb.REFUSED:
@@ -394,7 +395,7 @@ class _MemoryConnection(_wire.Connection):
       raise _wire.UntakenError(f'The server is gone: {error}.') from error
 
   def _receive(self, deadline: float) -> _messages.Message:
-    del deadline  # The socket has it since the request was sent.
+    del deadline  # `_send` has set it as the time-out of the socket.
     try:
       size, ancillary, _, _ = self._socket.recvmsg_into(
         [self._packet], _FD_SPACE, socket.MSG_CMSG_CLOEXEC
@@ -404,7 +405,7 @@ class _MemoryConnection(_wire.Connection):
         f'The server said nothing within {self._deadline:g} s.'
       ) from error
     except ConnectionResetError as error:
-      # The kernel says this if the request was never read.
+      # The kernel raises this if the server never read the request.
       raise _wire.UntakenError(f'The server is gone: {error}.') from error
     except OSError as error:
       raise _wire.WireError(f'The server is gone: {error}.') from error
@@ -428,7 +429,7 @@ class _MemoryConnection(_wire.Connection):
         self._buffers[index] = _buffers.map_shared(
           fd, payload_size, is_writable=index == _OUTGOING
         )
-      elif index not in self._buffers:  # None was sent, or none was free.
+      elif index not in self._buffers:  # It was not sent, or not received.
         raise ValueError(f'there is no file descriptor of buffer {index}.')
       message.payload = self._buffers[index]
     return message

@@ -61,7 +61,7 @@ class QueueListener(_wire.Listener):
 
 
 class _QueueChannel(_wire.Channel):
-  """A channel of both sides; the server calls `send` and `close`."""
+  """A channel that both sides use; the server calls `send` and `close`."""
 
   def __init__(
     self,

@@ -20,10 +20,10 @@ class Tls:
   """Mutual TLS: both sides show a certificate. All files are PEM.
 
   Attributes:
-    certificate: Path of the own certificate, or chain of certificates. A
-      server's certificate names the host that clients connect to.
+    certificate: Path of this side's certificate, or chain of certificates. A
+      server's certificate names the host to which clients connect.
     key: Path of the private key of that certificate.
-    authority: Path of the certificate that signed the other side's one.
+    authority: Path of the certificate that signed the other side's certificate.
   """
 
   certificate: str | os.PathLike[str]

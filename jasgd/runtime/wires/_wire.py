@@ -138,7 +138,7 @@ class Connection(abc.ABC):
       has_payload: Whether to send the bytes in `outgoing` with it.
       deadline: Seconds after which a server that sends nothing, not even a
         WAIT, counts as gone.
-      on_wait: Called with the text of each WAIT.
+      on_wait: Function called with the text of each WAIT.
 
     Returns:
       The answer. Its payload, read-only and aligned, does not change until the
@@ -192,7 +192,7 @@ class Inbox:
 
   def put(self, event: Any) -> None:
     """Adds an event, from any thread. After `close` it does nothing."""
-    with self._lock:  # A closed descriptor's number may be another file's.
+    with self._lock:  # `close` must not free the descriptor during the write.
       if not self._is_closed:
         self._events.append(event)
         os.eventfd_write(self._wake, 1)
@@ -222,7 +222,7 @@ class Inbox:
     for fd, _ in self._poll.poll(max(timeout, 0)):  # Below 0 means for ever.
       if fd == self._wake:
         os.eventfd_read(fd)
-      elif fd in self._callbacks:  # An earlier one may have unwatched it.
+      elif fd in self._callbacks:  # An earlier callback may have unwatched it.
         self._events.extend(self._callbacks[fd]())
 
   def __len__(self) -> int:
@@ -238,5 +238,6 @@ class Inbox:
         os.close(self._wake)
 
 
-# Connects to a server, with payloads of a number of bytes; raises a WireError.
+# Function of the bytes of a payload that connects to a server, or raises a
+# WireError.
 Connect = Callable[[int], Connection]
