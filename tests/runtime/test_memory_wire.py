@@ -257,7 +257,7 @@ GARBAGE = {
   'garbage': (b'GET / HTTP/1.1\r\n\r\n', 'garbage'),
   'truncated': (_encode()[:-1], 'truncated'),
   'appended': (_encode() + b'!', 'oversized'),
-  'damaged': (_encode()[:-1] + b'\x00', 'damaged'),
+  'damaged': (_encode()[:-1] + bytes([_encode()[-1] ^ 1]), 'damaged'),
   'payload too small': (_encode(SIZE - 1), 'size'),
   'payload too large': (_encode(SIZE + 1), 'size'),
   'payload damaged': (
