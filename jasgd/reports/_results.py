@@ -170,7 +170,7 @@ def _list_losses(run: _runs.Run, summary: traces.Summary) -> dict[str, str]:
     'restarts of the server': summary.num_restarts if run.has_server else 0,
     'messages lost': summary.num_lost,
     'questions refused': summary.num_refused,
-    'messages refused, for want of room': refused.value if refused else 0,
+    'messages refused, as there was no room': refused.value if refused else 0,
     'gradients missing': summary.num_missing,
   }
   results = {name: _number(count) for name, count in counts.items() if count}
@@ -194,7 +194,7 @@ def _list_fates(run: _runs.Run) -> dict[str, str]:
   }
   fates['all'] = _number(summary.num_gradients)
   if summary.num_void:
-    fates['lost with a server, not in the above'] = _number(summary.num_void)
+    fates['lost with a server, not counted above'] = _number(summary.num_void)
   return fates
 
 

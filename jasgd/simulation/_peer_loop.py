@@ -211,7 +211,7 @@ class PeerLoop:
     step = self._step[node] = self._step[node] + 1
     version = self._version[node] = self._version[node] + 1
     machine = self._machines[node]
-    # Before the record, so that it has the mass that is left after sending.
+    # Before the record is made: it has the mass that is left after sending.
     actions = machine.on_step(step)
     mass = machine.mass
     if self._has_mass:
@@ -281,7 +281,7 @@ class PeerLoop:
   def _answer(
     self, node: int, time: float, data: tuple[int, list[int]]
   ) -> None:
-    """The questions of a node have arrived: answers them."""
+    """Answers the questions of a node, which have arrived."""
     life, peers = data
     if peers == [gossip.CENTRE]:
       assert self._centre is not None
@@ -304,7 +304,7 @@ class PeerLoop:
   def _finish_asking(
     self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
   ) -> None:
-    """Answers have arrived, or dead peers were detected."""
+    """Gives a node the replies to its questions, also those of dead peers."""
     life, replies = data
     if life != self._life[node]:
       for reply in replies:
@@ -416,7 +416,8 @@ class PeerLoop:
     if life == self._life[sender]:
       self._members.find_dead(sender, send.peer)
       self._machines[sender].on_outcome(send, outcome)
-    elif outcome is not gossip.Outcome.UNKNOWN:  # It would have come back.
+    # The sender, to which the message would have come back, has died, too.
+    elif outcome is not gossip.Outcome.UNKNOWN:
       mass = message.share if self._has_mass else 0.0
       self._rows += _rows.pack_lost(
         sender, send.peer, message, time, time, mass
@@ -475,7 +476,7 @@ class PeerLoop:
     self._note(traces.Kind.LEAVE, node, mass, time, time)
 
   def _return(self, node: int, time: float, life: int) -> None:
-    """A node is up again: from its checkpoint, or it asks for weights."""
+    """A node is up again: it loads its checkpoint, or asks for weights."""
     if life != self._life[node]:
       return
     self._until[node] = 0.0

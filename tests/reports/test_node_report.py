@@ -176,7 +176,7 @@ def test_nodes_that_are_lost_are_named(tmp_path):
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
   results = page.column('Results')
   assert results['nodes that left or were lost'] == '1 (node 1 at step 2)'
-  assert results['nodes that came later, or again'] == '1 (node 1 at step 2)'
+  assert results['nodes that joined late or came back'] == '1 (node 1 at step 2)'
   assert 'Before the end, 1 node left or was lost.' in page.paragraphs[0]
 
 
@@ -224,7 +224,7 @@ def test_messages_without_room_are_in_the_report(tmp_path):
     folder = tmp_path / str(count)
     run = cases.write_run(folder, {'strategy': {}}, trace, lines)
     found = cases.Page(reports.write_report(run)).column('Results')
-    said = found.get('messages refused, for want of room')
+    said = found.get('messages refused, as there was no room')
     assert said == ('7' if count else None)
 
 

@@ -128,18 +128,18 @@ def test_faults_are_counted_and_told(tmp_path):
     'dropped: the run was over': 2,
   }.items():
     assert fates[fate].startswith(f'{count} ('), fate
-  assert fates['lost with a server, not in the above'] == '5'
+  assert fates['lost with a server, not counted above'] == '5'
   results = page.column('Results')
   assert results['restarts of the server'] == '1'
   assert results['incarnations of the server'] == '2'
   left = results['learners that left or were lost']
   assert left.startswith('2 (learner 1 at clock ')
-  assert results['learners that came later, or again'].startswith(
+  assert results['learners that joined late or came back'].startswith(
     '1 (learner 1'
   )
   text = page.paragraphs[0]
   assert 'Before the end, 2 learners left or were lost.' in text
-  assert '1 learner came later, or again.' in text
+  assert '1 learner joined late or came back.' in text
   assert 'The server was restarted 1 time, which lost 5 gradients.' in text
   assert 'It ended: All 200 updates were made.' in text
   assert 'Asynchronous: the server updates with every gradient' in text
@@ -153,7 +153,7 @@ def test_a_calm_run_tells_of_no_faults(tmp_path):
     assert word not in words, word
   assert not page.column('Results').keys() & {
     'learners that left or were lost',
-    'learners that came later, or again',
+    'learners that joined late or came back',
   }
 
 
@@ -174,7 +174,7 @@ def test_an_interrupted_run_says_so(tmp_path):
   clock = trace.num_updates
   assert page.column('Results')['end'] == f'unfinished: clock {clock}'
   assert (
-    f'(it was interrupted, or goes on): it is at clock {clock}.'
+    f'(it was interrupted, or still goes on): it is at clock {clock}.'
     in (page.paragraphs[0])
   )
   assert 'learners that left or were lost' not in page.column('Results')
