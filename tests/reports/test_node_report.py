@@ -176,7 +176,9 @@ def test_nodes_that_are_lost_are_named(tmp_path):
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
   results = page.column('Results')
   assert results['nodes that left or were lost'] == '1 (node 1 at step 2)'
-  assert results['nodes that joined late or came back'] == '1 (node 1 at step 2)'
+  assert (
+    results['nodes that joined late or came back'] == '1 (node 1 at step 2)'
+  )
   assert 'Before the end, 1 node left or was lost.' in page.paragraphs[0]
 
 
