@@ -48,12 +48,13 @@ _SIZES = ('smoke', 'compare')
 
 
 def get_config(variant: str = '') -> experiment.TrainingConfig:
-  """Gossip in local processes, or the variant behind the colon."""
+  """Gossip in local processes, or the variant named after the colon."""
   names = [name for name in variant.split(',') if name]
   known = (*_STRATEGIES, *_MODES, *_SIZES)
   if unknown := [name for name in names if name not in known]:
     raise ValueError(
-      f'Behind the colon may stand {", ".join(known)}, got {unknown[0]!r}.'
+      'The names after the colon must be among '
+      f'{", ".join(known)}, got {unknown[0]!r}.'
     )
   strategies = [name for name in names if name in _STRATEGIES] or ['pull']
   is_virtual = strategies == ['pairs'] or 'compare' in names
@@ -61,7 +62,7 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
   modes = [name for name in names if name in _MODES] or [usual]
   if len(strategies) > 1 or len(modes) > 1:
     raise ValueError(
-      'Behind the colon may stand one strategy and one place, got '
+      'After the colon, give at most one strategy and one place, got '
       f'{", ".join(names)}.'
     )
   strategy, mode = strategies[0], modes[0]
@@ -70,7 +71,7 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
     strategy=experiment.StrategyConfig(
       name=strategy,
-      rate=0.2,  # Of elastic: 0.8 / 4.
+      rate=0.2,  # For elastic: 0.8 / 4.
       peers='matching' if strategy == 'pairs' else 'independent',
     ),
     num_workers=4,
@@ -78,10 +79,11 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
     num_epochs=20.0,
   )
   if 'compare' in names:
-    # Small batches, for 8 nodes together have 8 times as much. Times 0.3 to
-    # 0.01, the rate of the single learner lies in the middle.
+    # Small batches, because 8 nodes together have 8 times as many samples. The
+    # best rate of the single worker lies in the middle of 0.3 to 0.01 times
+    # this rate.
     config.task.batch = 8
     config.optimizer.rate = 0.2
     config.num_workers = 8
-    config.strategy.rate = 0.1  # Of elastic: 0.8 / 8.
+    config.strategy.rate = 0.1  # For elastic: 0.8 / 8.
   return sizes.apply_size(config, 'smoke' if 'smoke' in names else '')

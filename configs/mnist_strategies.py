@@ -35,7 +35,7 @@ minutes of one core, hence 12 on two:
 from configs import sizes
 from jasgd import experiment
 
-# Times 0.3 to 0.01: the single worker's best rate lies in the middle.
+# The single worker's best rate lies in the middle of 0.3 to 0.01 times this.
 _BASE_RATE = 0.5
 
 
@@ -47,14 +47,14 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
   names = [name for name in variant.split(',') if name]
   if unknown := {*names} - {'compare', 'smoke'}:
     raise ValueError(
-      f'Behind the colon may stand compare or smoke, got {min(unknown)!r}.'
+      f'After the colon, give compare or smoke, got {min(unknown)!r}.'
     )
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='mnist', model='lenet', batch=32),
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
     strategy=experiment.StrategyConfig(
       name='pull',
-      rate=0.1,  # Of elastic: 0.8 / 8.
+      rate=0.1,  # For elastic: 0.8 / 8.
     ),
     num_workers=8,
     network=experiment.NetworkConfig(latency=0.1),

@@ -84,7 +84,7 @@ def read_run(
 
 
 def get_environment(trace: traces.Trace) -> dict[str, str]:
-  """The environment in which a process gets the bits of a run.
+  """The environment in which a replay gives the same bits as a run.
 
   Args:
     trace: Trace of the run.
@@ -193,7 +193,7 @@ def _replay(
   num_digests, difference = 0, None
   unit = 'steps' if config.strategy.is_peer else 'clock'
   with workdirs.Progress(plan.num_updates, stream=stream, unit=unit) as line:
-    with line.paused():  # It compiles.
+    with line.paused():  # The first chunk compiles.
       replay.advance()
     while True:
       line.update(replay.clock)

@@ -120,7 +120,7 @@ def test_a_constant_delay_of_ones_own(ramp_up):
   config = _make(f'{OWN}:Late', delay=3, ramp_up=ramp_up)
   assert config.num_workers == 8
   assert config.count_workers() == 4
-  with pytest.raises(ValueError, match=r'late.* wants equal times: set time'):
+  with pytest.raises(ValueError, match=r'late.* needs equal times: set time'):
     config.validate()
   config.time = experiment.TimeConfig(name='constant', arguments=(1.0,))
   config.validate()
@@ -340,7 +340,7 @@ BAD = [
   ),
   ('asynchronous', {'num_updates': -1}, 'num_updates must be at least 0'),
   ('asynchronous', {'runtime.mode': 'devices'}, 'is for peer strategies'),
-  ('constant_delay', {'strategy.delay': 7}, 'wants equal times'),
+  ('constant_delay', {'strategy.delay': 7}, 'needs equal times'),
   ('constant_delay', {'strategy.delay': 10**10}, 'got 10000000001'),
   ('asynchronous', {'time.speeds': (1.0, 2.0)}, 'There are 2 speeds, but 8'),
   ('asynchronous', {'failures.given': ((1.0, 0.5),)}, 'a whole number for the'),
@@ -380,7 +380,7 @@ BAD = [
     (
       name,
       {'runtime.mode': mode, 'failures.mean_time_between': 9.0},
-      'failures are those of virtual time',
+      'failures are only for virtual time',
     )
     for name, mode in (('asynchronous', 'local'), ('pull', 'devices'))
   ),

@@ -92,7 +92,7 @@ class DeviceSteps:
 
   @property
   def is_done(self) -> bool:
-    """Whether all steps were made, or further ones are of no use."""
+    """Whether all steps were made, or further ones would be useless."""
     return self._state.step >= self._num_steps or self.is_diverged
 
   @property

@@ -243,7 +243,8 @@ def _train(
   """Makes the chunks that are left, until `stopped`; gives the last metrics."""
   if run.replay.is_done:  # It was killed after its last checkpoint.
     return _read_last(folder)
-  history = run.replay.advance()  # It compiles: that is not in the rate.
+  # The first chunk is not in the rate of the progress line, as it compiles.
+  history = run.replay.advance()
   saved_at = time.monotonic()
   with workdirs.Progress(
     run.num_updates, start=run.replay.clock, stream=stream, unit=run.unit
