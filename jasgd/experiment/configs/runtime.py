@@ -166,7 +166,7 @@ class DeadlineConfig:
   # Time for learners to come back after a restart of the server.
   rejoin: float = 60.0
   # Time for the last messages of learners. In a cluster, nodes stay for this
-  # time so that a watch can evaluate them: it must exceed that of an evaluation.
+  # time so that a watch can evaluate them: an evaluation must take less.
   end: float = 20.0
 
   def list_problems(self) -> list[str]:
