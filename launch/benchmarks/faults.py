@@ -70,8 +70,8 @@ class Fault(NamedTuple):
   optimizer: str
   wire: str
   point: str  # In `_crash.POINTS` or `_crash.LEARNER_POINTS`; or `RANDOM`.
-  # Kill when the point is reached for the `count`-th time; at a random time: when
-  # the trace has `count` records.
+  # Kill when the point is reached for the `count`-th time; at a random time:
+  # when the trace has `count` records.
   count: int
   victim: str  # One of `VICTIMS`.
   task: str = 'logistic'  # 'wide' if the point is 'sending'.

@@ -1,4 +1,4 @@
-"""Real runs that are computed in no time, for `launch.train`."""
+"""Real runs that are computed quickly, for `launch.train`."""
 
 from tests import live
 from tests.experiment import test_real_nodes
