@@ -30,7 +30,7 @@ def write_report(
 
   The page is one file of HTML with everything in it. The pictures are also
   written as PNGs, into a folder with the page's name without its suffix. A run
-  that is not finished, or has lost files, gets a report of what is there.
+  that is not finished, or has lost files, gets a report of the existing files.
 
   Args:
     workdirs: The folder of a run, or those of several to compare.
@@ -174,8 +174,8 @@ class _Report:
     for run in known:
       if run.trace and run.summary and run.summary.age.count:
         figure = _staleness.plot_ages(run.trace)
-        caption = 'How old the weights were that nodes mixed in, and how far '
-        parts += self._save(figure, 'ages', f'{caption}behind.', run)
+        caption = 'Ages of the weights that nodes mixed in, and their lags.'
+        parts += self._save(figure, 'ages', caption, run)
     return parts
 
   def _show_prediction(self, run: _runs.Run) -> list[str]:

@@ -40,8 +40,8 @@ class Run:
 
   root: pathlib.Path
   label: str = ''  # Name of the run in a comparison.
-  config: dict[str, Any]  # By full path, such as optimizer.rate.
-  provenance: dict[str, Any]  # Likewise, without the config.
+  config: dict[str, Any]  # Values by full path, such as optimizer.rate.
+  provenance: dict[str, Any]  # Values by full path, without the config.
   trace: traces.Trace | None
   summary: traces.Summary | None  # Of the trace.
   metrics: dict[str, np.ndarray]  # Columns; 'clock' is always there.

@@ -114,7 +114,7 @@ class PeerLoop:
       _Checkpoint(0, 0, machine.save()) for machine in self._machines
     ]
     self._saved_at = [0.0] * num_nodes
-    self._rows = bytearray()  # Of `_rows.pack`.
+    self._rows = bytearray()  # Packed rows: results of `_rows.pack`.
     self._centre: _centre.Centre | None = None
     if setup.strategy.has_centre:
       protocol = setup.strategy.make_centre()
@@ -313,7 +313,7 @@ class PeerLoop:
       return
     if self._has_failures:
       refusals = [reply.peer for reply in replies if reply.outcome]
-      # Without any answer, no mix will record how long the node has waited.
+      # Without an answer there is no mix to record the waiting time.
       has_answers = len(refusals) < len(replies)
       start = time if has_answers else self._begun[node]
       self._note_refusals(node, time, start, refusals)

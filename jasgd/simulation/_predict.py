@@ -324,7 +324,7 @@ class Comparison:
   measured_share: np.ndarray  # Of all applied gradients.
   predicted_share: np.ndarray
   share_difference: np.ndarray
-  # Of the two distributions of staleness (with a server) or age (without),
+  # Between the two distributions of staleness (with a server) or age (without),
   # from 0 (the same) to 1.
   total_variation: float
   measured: dict[str, float]  # Numbers of `measure_exchanges`.

@@ -31,7 +31,7 @@ class _Arrivals(NamedTuple):
   start: np.ndarray
   # Place in this order of the same learner's gradient before; -1: none.
   previous: np.ndarray
-  # Of each learner: number of gradients, and the place of the last of them.
+  # For each learner: number of gradients, and the place of the last of them.
   count: np.ndarray
   last: np.ndarray
 

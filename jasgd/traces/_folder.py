@@ -86,7 +86,7 @@ def read_folder(
 
 
 class TraceTail:
-  """Reads new records of a folder's files, from where it stopped last time.
+  """Reads the records that were added to a folder's files since the last read.
 
   The cost grows with the new records, not with the length of the run. They come
   in the order of the owners' clocks; for the order of cause and effect, and for

@@ -4,7 +4,7 @@ A run has *replicas*: sets of weights, each with a version that grows by one at
 every change. Worker i's replica (a node's, or a learner's own) has number i, a
 server or an elastic centre has number `SERVER`, and further fragments of a
 server's weights have the numbers below it. A record tells what happened to one
-replica. Its owner writes it before anybody else can see the result.
+replica. Its owner writes it before any other process can see the result.
 """
 
 import enum

@@ -21,7 +21,7 @@ class WorkerSummary:
   num_applied: np.ndarray
   num_mixes: np.ndarray
   mean_staleness: np.ndarray  # Of applied gradients; NaN if there are none.
-  max_staleness: np.ndarray  # Likewise.
+  max_staleness: np.ndarray  # Of applied gradients; NaN if there are none.
   lag: np.ndarray  # Gradients behind the worker with the most, at the end.
   times: statistics.WorkerTimes
   traffic: statistics.Traffic

@@ -28,7 +28,7 @@ class Distribution:
   std: float
   min: float
   max: float
-  percentiles: dict[int, float]  # Of `PERCENTILES`.
+  percentiles: dict[int, float]  # Keys are `PERCENTILES`.
   values: np.ndarray  # The numbers that occur, ascending.
   counts: np.ndarray  # How often each of them occurs.
 
@@ -648,7 +648,7 @@ def find_downtimes(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
 def _add_durations(records: np.ndarray, num_workers: int) -> np.ndarray:
   """The seconds that the records of each replica took."""
   seconds = records['end_time'] - records['start_time']
-  # Without any records numpy counts in integers.
+  # numpy returns integers if there are no records.
   return np.bincount(records['replica'], seconds, num_workers).astype(float)
 
 
@@ -657,4 +657,4 @@ def _sum_by_worker(trace: _trace.Trace, values: np.ndarray) -> np.ndarray:
   known = np.where(np.isnan(values), 0.0, values)
   return np.bincount(
     trace.worker, weights=known, minlength=trace.num_workers
-  ).astype(float)  # Without any gradients numpy counts in integers.
+  ).astype(float)  # numpy returns integers if there are no gradients.

@@ -58,7 +58,7 @@ VICTIMS = ('server', 'learner', 'node')
 # Instead of the name of a point: the process is killed at a random time.
 RANDOM = 'random'
 NUM_WORKERS = 3
-NUM_UPDATES = 100  # Or steps of each node.
+NUM_UPDATES = 100  # Updates of a server, or steps of each node.
 _STEP_SECONDS = 0.03  # Least seconds of a gradient.
 _INTERVAL = 0.002  # Seconds between looks at processes and trace.
 

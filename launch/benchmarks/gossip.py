@@ -39,7 +39,7 @@ WIRES = ('memory', 'flight')
 _TIMEOUT = 600.0  # Seconds of one size, or one turn.
 _LARGE = 64 << 20  # Bytes from which fewer rounds are enough.
 
-# Of the rounds, or mixes, of one program.
+# Seconds of the rounds, or mixes, of one program.
 Seconds = Sequence[float]
 
 

@@ -186,7 +186,7 @@ def serve(
       settings,
       folder,
       runtime.BindAddress(wires=(wire,)),
-      # With an event, a server waits at its end for the event.
+      # A server that has an event waits for it at the end.
       stopped=meter.stopped if work.seconds else None,
       on_step=meter.look,
     )

@@ -506,6 +506,6 @@ def test_a_watch_of_nodes_that_are_gone_names_the_first(nodes):
   nodes.at[20] = lambda: nodes.silent.add(0)
   nodes.stepless = {2}
   with pytest.raises(
-    experiment.RunError, match=r'for 60 s from worker-1, worker-0 .the first'
+    experiment.RunError, match=r'for 60 s from worker-1, worker-0 .in the order'
   ):
     nodes.run(strategy=gossip.AllReduce(), is_owner=False)

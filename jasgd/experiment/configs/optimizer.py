@@ -30,7 +30,7 @@ class OptimizerConfig:
   """Optimizer of the server or of each node, and treatment of staleness."""
 
   # An optimizer of optax by its name: sgd, adagrad, adam, adamw, rmsprop, ...
-  # Or 'module:name' of your own function that returns one; it must take
+  # Or 'module:name' of your function that returns an optimizer; it must take
   # `learning_rate`, and its steps must be proportional to it.
   name: str = 'sgd'
   # Rate, before scaling and schedule.

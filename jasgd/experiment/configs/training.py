@@ -249,7 +249,7 @@ class TrainingConfig:
 
   def make_schedule(self) -> Callable[[float], float]:
     """The rate as a function of epochs."""
-    num_gradients = 1  # Without scaling it does not matter.
+    num_gradients = 1  # Any value would do if the rate is not scaled.
     if self.schedule.scaling != 'none':
       num_gradients = self.count_gradients_per_update()
     return self.schedule.make(
@@ -440,7 +440,7 @@ def _from_json(value: Any) -> Any:
   """Tuples for lists at every level, and numbers for their names."""
   if isinstance(value, list):
     return tuple(_from_json(entry) for entry in value)
-  if value in ('inf', '-inf', 'nan'):  # As `workdirs.write_json` has them.
+  if value in ('inf', '-inf', 'nan'):  # As `workdirs.write_json` writes them.
     return float(value)
   return value
 

@@ -112,7 +112,7 @@ class DeviceSteps:
     self._state = self._program.place(arrays, clock // self._num_nodes)
 
   def advance(self) -> dict[str, np.ndarray]:
-    """Makes the steps of one chunk; gives the `loss` of each."""
+    """Makes the steps of one chunk; returns the `loss` of each."""
     start = self._state.step
     # Chunks end at multiples, so that a resumed run has the same ones.
     stop = min((start // self._chunk + 1) * self._chunk, self._num_steps)

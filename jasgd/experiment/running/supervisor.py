@@ -442,7 +442,7 @@ def describe_loss(process: Process) -> str:
 
 
 def list_saved_steps(folder: workdirs.Workdir, node: int) -> set[int]:
-  """The steps of a node's checkpoints, but for those that cannot be read."""
+  """The steps of a node's checkpoints, except those that cannot be read."""
   own = runtime.find_folder(folder, node)
   steps = set()
   for clock in workdirs.list_checkpoints(own):

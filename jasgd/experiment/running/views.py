@@ -246,7 +246,7 @@ class ServerView:
       return  # The server has died; its successor keeps weights again.
 
   def _evaluate_kept(self) -> int:
-    """Evaluates the weights that the server has kept; gives their clock."""
+    """Evaluates the weights that the server has kept; returns their clock."""
     answer, weights = self._observer.pull(runtime.Flag.AT_CLOCK)
     if self._task.test_data is not None:
       self._test = measuring.evaluate(self._task, weights)
