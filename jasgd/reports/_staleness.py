@@ -1,4 +1,4 @@
-"""How old the weights were: staleness of gradients, age and lag of mixes."""
+"""Pictures of the staleness of gradients, and of the age and lag of mixes."""
 
 from collections.abc import Sequence
 import os

@@ -87,7 +87,7 @@ class Deaths:
 
 
 def count_fates(trace: _trace.Trace) -> dict[protocols.Fate, int]:
-  """How many gradients had which fate.
+  """Counts the gradients with each fate.
 
   Args:
     trace: A trace.

@@ -97,7 +97,7 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """How a run with a fault ended."""
+  """Outcome of a run with a fault."""
 
   num_restarts: int
   num_left: int  # Learners that left, or nodes that were lost, before the end.

@@ -355,7 +355,7 @@ class Supervisor:
 
     Args:
       reason: Reason, without a full stop.
-      patience: Seconds for the processes to end by themselves.
+      patience: Seconds that the processes get to end without a signal.
 
     Raises:
       RunError: always.
