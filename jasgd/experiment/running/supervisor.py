@@ -355,7 +355,7 @@ class Supervisor:
 
     Args:
       reason: Reason, without a full stop.
-      patience: Seconds that the processes get to end without a signal.
+      patience: Seconds that the processes get to end in good order.
 
     Raises:
       RunError: always.
