@@ -46,7 +46,7 @@ class Process(Protocol):
     """Ends the member; returns its exit code."""
 
   def read_log(self) -> str:
-    """The last lines of the member's log."""
+    """The last line of the member's log, or the error of a thread."""
 
 
 Starts = Mapping[int, Callable[[], Process]]
