@@ -10,8 +10,8 @@ momentum 0.9, every gradient divided by its staleness.
 The paper's test error is about 18% for every n; with
 --config.optimizer.policy=constant, 90% at n = 15 and 30. The baseline is
 --config.strategy.name=hardsync. An epoch takes about a minute on one core, and
-all of them 2.5 hours. Ours at n = 15 after 1, 2 and 3 epochs: test accuracy
-.446, .489, .511, at a staleness of 14.5 in the mean and 28 at most.
+all epochs 2.5 hours. Our test accuracy at n = 15 after 1, 2 and 3 epochs: .446,
+.489, .511, at a mean staleness of 14.5 (at most 28).
 """
 
 from configs import sizes

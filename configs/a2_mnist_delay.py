@@ -5,7 +5,7 @@ SGD with momentum 0.9. One cell of the paper's figure 2 (300 of them):
   python -m launch.train --config=configs/a2_mnist_delay.py --workdir=/tmp/a2 \
     --config.task.data_dir=DATA --config.strategy.delay=8
 
-The figure itself, resumable and by as many processes as you start:
+The whole figure. The sweep can be resumed, and shared by several processes:
 
   python -m launch.sweep --config=configs/a2_mnist_delay.py --workdir=/tmp/f2 \
     --config.task.data_dir=DATA --grid='optimizer.rate=1e-5,3.2e-5,1e-4,\
@@ -13,9 +13,9 @@ The figure itself, resumable and by as many processes as you start:
 task.batch=64,128,256,512,1024;strategy.delay=0,1,2,4,6,8'
 
 The paper's test accuracy at batch 64: rate 1e-2 gives .991 at delay 0 and .113
-(collapsed) at delay 8; rate 3.16e-3 gives .990 and .988. Ours for the last one,
-in 4 minutes on a busy core: .988 after 29 epochs, and then a collapse in the
-30th (.1135): at that delay the rate is at the edge.
+(collapsed) at delay 8; rate 3.16e-3 gives .990 and .988. Ours for the last of
+these, in 4 minutes on a busy core: .988 after 29 epochs, and a collapse in the
+30th epoch (.1135). So at that delay the rate is at the edge of stability.
 """
 
 from configs import mnist_delay

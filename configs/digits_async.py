@@ -1,7 +1,7 @@
 """Digits: four asynchronous learners train a small LeNet, staleness-aware.
 
 The default first run: data comes with scikit-learn. Times per gradient are
-N(1, 0.2^2), so that the staleness is 3 in the mean; every gradient is divided
+N(1, 0.2^2), so that the mean staleness is 3; every gradient is divided
 by its staleness (Zhang et al., 2016).
 
   python -m launch.train --config=configs/digits_async.py --workdir=/tmp/a

@@ -1,4 +1,4 @@
-"""Digits: how much delay does an optimizer stand?
+"""Digits: how much delay does an optimizer tolerate?
 
 The smallest experiment there is, on data that comes with scikit-learn. As in
 Jain et al. (2018) every gradient is d updates late. Momentum SGD, batch 32, 20

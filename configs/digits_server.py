@@ -2,13 +2,14 @@
 
 The default first run: the data comes with scikit-learn. A learner pushes each
 gradient, and the server applies it at once, divided by its staleness (Zhang et
-al., 2016), which is 3 in the mean.
+al., 2016), which is 3 on average.
 
   python -m launch.train --config=configs/digits_server.py --workdir=/tmp/a
   python -m launch.replay --workdir=/tmp/a
 
-About 20 seconds on two cores. Test accuracy 0.97 to 0.99 after 20 epochs. Real
-processes race: no two runs are the same, but each is the same as its replay.
+About 20 seconds on two cores. Test accuracy 0.97 to 0.99 after 20 epochs. The
+order of real gradients is random: no two runs are the same, but each is the
+same as its replay.
 """
 
 from configs import sizes

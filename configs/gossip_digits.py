@@ -7,18 +7,19 @@ comes with scikit-learn.
   python -m launch.train --config=configs/gossip_digits.py --workdir=/tmp/a
   python -m launch.replay --workdir=/tmp/a
 
-A colon adds another strategy: `:elastic` (with a centre, which is a process of
-its own), `:allreduce` (all nodes wait for the slowest), `:push`, `:push_sum`;
-then `simulate`, virtual time in this process, or `devices`, the devices of this
-process; and `smoke` or `compare`. `:pairs`, where two nodes wait for each
-other, is for virtual time and devices. Several are joined by commas:
+Names after a colon choose a variant. Strategies: `:elastic` (with a centre, a
+process of its own), `:allreduce` (all nodes wait for the slowest), `:push`,
+`:push_sum`, and `:pairs` (a node and a peer average at the same moment; only in
+virtual time and on devices). Places: `:simulate`, virtual time in this process,
+or `:devices`, the devices of this process. Sizes: `:smoke` or `:compare`.
+Several names are joined by commas:
 
   ... --config=configs/gossip_digits.py:elastic,simulate
 
 Test accuracy 0.96 to 0.98 after 20 epochs with each strategy. No two runs of
-real processes are the same, but each is the same as its replay. All strategies,
-with 8 nodes, against a single worker, each at its best rate, in about 2 minutes
-on two cores:
+real processes are the same, but each is the same as its replay. This command
+compares all strategies, with 8 nodes, with a single worker, each at its best
+rate, in about 2 minutes on two cores:
 
   python -m launch.compare --config=configs/gossip_digits.py:compare \
     --validation=0.2 --workdir=/tmp/c --bound=0.02 --jobs=2
@@ -33,10 +34,10 @@ on two cores:
   push_sum      8   0.02     0.1   98.26%  97.31%  96.11 to 98.06 -1.11% within
 
 This is no ranking: 360 test samples and 287 held-out samples are few. With
-other seeds, half the rates or twice the epochs, the worst was 1.7% below
-(pairs). With rates up to 0.15, push-sum was best at 0.15 on the held-out
-samples, and 5.8% below on the test set. With batches of 32, hence 256 of 8
-nodes together, strategies were up to 3.1% below.
+other seeds, half the rates or twice the epochs, the worst strategy (pairs) was
+1.7% below the single worker. With rates up to 0.15, push-sum was best at 0.15
+on the held-out samples, and 5.8% below the single worker on the test set. With
+batches of 32, hence 256 samples in 8 nodes, strategies were up to 3.1% below.
 """
 
 from configs import sizes
@@ -48,12 +49,13 @@ _SIZES = ('smoke', 'compare')
 
 
 def get_config(variant: str = '') -> experiment.TrainingConfig:
-  """Gossip in local processes, or the variant behind the colon."""
+  """Gossip in local processes, or the variant named after the colon."""
   names = [name for name in variant.split(',') if name]
   known = (*_STRATEGIES, *_MODES, *_SIZES)
   if unknown := [name for name in names if name not in known]:
     raise ValueError(
-      f'Behind the colon may stand {", ".join(known)}, got {unknown[0]!r}.'
+      'The names after the colon must be among '
+      f'{", ".join(known)}, got {unknown[0]!r}.'
     )
   strategies = [name for name in names if name in _STRATEGIES] or ['pull']
   is_virtual = strategies == ['pairs'] or 'compare' in names
@@ -61,7 +63,7 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
   modes = [name for name in names if name in _MODES] or [usual]
   if len(strategies) > 1 or len(modes) > 1:
     raise ValueError(
-      'Behind the colon may stand one strategy and one place, got '
+      'After the colon, give at most one strategy and one place, got '
       f'{", ".join(names)}.'
     )
   strategy, mode = strategies[0], modes[0]
@@ -70,7 +72,7 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
     strategy=experiment.StrategyConfig(
       name=strategy,
-      rate=0.2,  # Of elastic: 0.8 / 4.
+      rate=0.2,  # For elastic: 0.8 / 4.
       peers='matching' if strategy == 'pairs' else 'independent',
     ),
     num_workers=4,
@@ -78,10 +80,11 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
     num_epochs=20.0,
   )
   if 'compare' in names:
-    # Small batches, for 8 nodes together have 8 times as much. Times 0.3 to
-    # 0.01, the rate of the single learner lies in the middle.
+    # Small batches, because 8 nodes together have 8 times as many samples. The
+    # best rate of the single worker lies in the middle of 0.3 to 0.01 times
+    # this rate.
     config.task.batch = 8
     config.optimizer.rate = 0.2
     config.num_workers = 8
-    config.strategy.rate = 0.1  # Of elastic: 0.8 / 8.
+    config.strategy.rate = 0.1  # For elastic: 0.8 / 8.
   return sizes.apply_size(config, 'smoke' if 'smoke' in names else '')

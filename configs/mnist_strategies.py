@@ -10,15 +10,15 @@ One run of one strategy:
   python -m launch.train --config=configs/mnist_strategies.py --workdir=/tmp/a \
     --config.task.data_dir=DATA --config.strategy.name=elastic
 
-All of them, each at its best rate on a part of the training set that is held
-out, among 0.3, 0.1, 0.03 and 0.01 times the config's rate (which `:compare`
-sets for that), with three seeds, against the single worker:
+All strategies against the single worker, with three seeds. The rate of each is
+the best one, on a part of the training set that is held out, among 0.3, 0.1,
+0.03 and 0.01 times the config's rate (which `:compare` sets for this):
 
   python -m launch.compare --config=configs/mnist_strategies.py:compare \
     --config.task.data_dir=DATA --workdir=/tmp/c --bound=0.005 --jobs=2
 
-DATA is a folder of tensorflow-datasets; leave it out to download. It takes 24
-minutes of one core, hence 12 on two:
+DATA is a folder of tensorflow-datasets; leave it out to download. The
+comparison takes 24 minutes on one core, or 12 on two:
 
   strategy  nodes   rate  x base   valid.    test  of seeds       difference
   single        1  0.015    0.03   98.70%  98.63%  98.40 to 98.92
@@ -35,7 +35,7 @@ minutes of one core, hence 12 on two:
 from configs import sizes
 from jasgd import experiment
 
-# Times 0.3 to 0.01: the single worker's best rate lies in the middle.
+# The single worker's best rate lies in the middle of 0.3 to 0.01 times this.
 _BASE_RATE = 0.5
 
 
@@ -47,14 +47,14 @@ def get_config(variant: str = '') -> experiment.TrainingConfig:
   names = [name for name in variant.split(',') if name]
   if unknown := {*names} - {'compare', 'smoke'}:
     raise ValueError(
-      f'Behind the colon may stand compare or smoke, got {min(unknown)!r}.'
+      f'After the colon, give compare or smoke, got {min(unknown)!r}.'
     )
   config = experiment.TrainingConfig(
     task=experiment.TaskConfig(name='mnist', model='lenet', batch=32),
     optimizer=experiment.OptimizerConfig(rate=0.03, momentum=0.9),
     strategy=experiment.StrategyConfig(
       name='pull',
-      rate=0.1,  # Of elastic: 0.8 / 8.
+      rate=0.1,  # For elastic: 0.8 / 8.
     ),
     num_workers=8,
     network=experiment.NetworkConfig(latency=0.1),

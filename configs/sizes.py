@@ -1,4 +1,4 @@
-"""What may stand behind a config's name: configs/digits_async.py:smoke."""
+"""The size after a config's name, as in configs/digits_async.py:smoke."""
 
 from jasgd import experiment
 
@@ -8,7 +8,7 @@ def apply_size(
 ) -> experiment.TrainingConfig:
   """The config as it is, or `smoke`: the same for a few updates."""
   if size not in ('', 'smoke'):
-    raise ValueError(f'Behind the colon may stand smoke, got {size!r}.')
+    raise ValueError(f'The text after the colon must be smoke, got {size!r}.')
   if size == 'smoke':
     config.num_updates = 40
   return config

@@ -5,11 +5,11 @@
   python -m launch.benchmark --suite=prediction   simulated against real runs
   python -m launch.benchmark --suite=server   updates per second against peers
   python -m launch.benchmark --suite=simulator   gradients simulated per second
-  python -m launch.benchmark --suite=stragglers --workdir=W   who waits for whom
+  python -m launch.benchmark --suite=stragglers --workdir=W   half of nodes slow
   python -m launch.benchmark --suite=training   the engine against PyTorch
 
-Absolute times depend on the machine and on who else uses it; the ratios are
-taken between programs that run in turns, and can be compared.
+Absolute times depend on the machine and its load. Ratios are taken between
+programs that run in turns, and can be compared.
 """
 
 from collections.abc import Callable

@@ -11,8 +11,8 @@ a part of the training set that is held out, among --rates times the config's
 own. At that rate each trains on the whole training set, with several seeds. The
 table shows by how much a strategy is worse than the single worker on the test
 set, and whether that is within --bound; if not, the exit code is 1. If the best
-rate is the lowest or the highest of all, there may be a better one beyond: a
-line warns of it, and --config.optimizer.rate moves all of them.
+rate is the lowest or the highest that was tried, there may be a better one
+beyond: a line warns of it, and --config.optimizer.rate scales all of them.
 
 One line is printed for each finished run. Killed and started again, the command
 skips finished runs.

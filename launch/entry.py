@@ -16,7 +16,7 @@ _MARK = 'JASGD_ADOPTED'
 
 
 def run(main: Callable[[], None], *, has_begun: bool = True) -> None:
-  """Parses the flags and calls `main`, which takes none.
+  """Parses the flags and calls `main`.
 
   Args:
     main: The program.

@@ -17,12 +17,12 @@ prepare_environment() {
         "$("$python" --version 2>&1). Set PYTHON to a newer one." >&2
       return 1
     fi
-    # Some systems ship venv without its own copy of pip: lend it theirs.
+    # Some systems ship venv without a copy of pip: install pip with theirs.
     run "$python" -m venv "$VENV" 2>/dev/null ||
       { run "$python" -m venv --without-pip --clear "$VENV" &&
         run "$python" -m pip --python "$VENV/bin/python" install --quiet pip; }
   fi
-  # Installed already, unless the requirements have changed since.
+  # Nothing to install unless the requirements have changed since the last time.
   local stamp=$VENV/installed-$extra.toml
   if ! cmp -s pyproject.toml "$stamp"; then
     run "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \

@@ -10,7 +10,7 @@ at which they differ is printed. Without a server, each node is compared with
 its own checkpoint, and so is the centre of elastic averaging.
 
 On a CPU, bits depend on the number of threads that XLA sees. The trace has the
-number, and this program starts itself again with it if need be.
+number, and this program starts itself again with it if necessary.
 """
 
 import sys

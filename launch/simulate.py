@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _show(trace: traces.Trace, workdir: pathlib.Path) -> str:
-  """Prints a summary and draws pictures; gives the name of the first one."""
+  """Prints a summary and draws pictures; returns the name of the first one."""
   print(traces.summarize(trace))
   reports.plot_timeline(trace, workdir / 'timeline.png')
   if not trace.has_server:

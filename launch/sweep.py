@@ -75,7 +75,7 @@ def _write(
     if 'error' in row:
       print(f'{ {name: row[name] for name in cells[0]} }: {row["error"]}')
   if len(rows) < len(cells):
-    print(f'{len(cells) - len(rows)} cells are left to other processes.')
+    print(f'{len(cells) - len(rows)} cells are in work in other processes.')
   experiment.write_csv(workdir / 'sweep.csv', rows)
   print(f'Wrote {workdir / "sweep.csv"}')
   for path in reports.plot_sweep(

@@ -53,8 +53,8 @@ folder, with a file for each node), `metrics.jsonl`, `tensorboard/`,
 `result.json`; a real run also `logs/`, `token`, `nodes/`, locks, and while it
 runs `server.json`. The clock counts the updates of the server, or the steps of
 all nodes. `jasgd.load_params(workdir)` gives the weights, or the mean of the
-nodes' weights. `python -m launch.replay --workdir=W` checks that a real run is
-what its trace says.
+nodes' weights. `python -m launch.replay --workdir=W` checks that a replay of a
+real run gives the same weights.
 """
 
 import signal
@@ -213,7 +213,7 @@ def _print_result(result: experiment.Result) -> None:
 
 
 def _advise(metrics: dict[str, float]) -> str:
-  """A cure for a run that diverged; '': the reason of its end has one."""
+  """Advice for a run that diverged; '' if its end reason contains some."""
   if 'train/rate' in metrics:
     rate = metrics['train/rate']
     return f'The loss diverged: a rate of {rate:g} is too large.'

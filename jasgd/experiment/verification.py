@@ -84,7 +84,7 @@ def read_run(
 
 
 def get_environment(trace: traces.Trace) -> dict[str, str]:
-  """The environment in which a process gets the bits of a run.
+  """The environment in which a replay gives the same bits as a run.
 
   Args:
     trace: Trace of the run.
@@ -193,7 +193,7 @@ def _replay(
   num_digests, difference = 0, None
   unit = 'steps' if config.strategy.is_peer else 'clock'
   with workdirs.Progress(plan.num_updates, stream=stream, unit=unit) as line:
-    with line.paused():  # It compiles.
+    with line.paused():  # The first chunk compiles.
       replay.advance()
     while True:
       line.update(replay.clock)
@@ -202,7 +202,7 @@ def _replay(
         num_digests += 1
         if difference is None and replay.get_digest() != expected:
           difference = replay.clock
-      if replay.clock >= plan.num_updates:  # Also if it diverges.
+      if replay.clock >= plan.num_updates:  # Even if the loss has diverged.
         break
       replay.advance()
   return replay, num_digests, difference
@@ -214,7 +214,7 @@ def _measure(
 ) -> float:
   """The distance of a replica from a checkpoint; above 0 if a bit differs."""
   state = replay.opt_states.get(replica, ())
-  if not hasattr(state, 'aggregation'):  # Not the state of a server.
+  if not hasattr(state, 'aggregation'):  # The state of a node or a centre.
     state = engine.NodeState(*replay.replicas[replica], state)
   position = workdirs.read_position(folder, clock)
   assert position is not None  # There is a checkpoint.

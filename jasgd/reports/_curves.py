@@ -12,8 +12,8 @@ from jasgd.reports import _figures
 from jasgd.reports import _formats
 from jasgd.reports import _runs
 
-_LOG_RANGE = 50.0  # Beyond this ratio, small values could not be seen.
-_MAX_MARKERS = 40  # Most points that can be distinguished.
+_LOG_RANGE = 50.0  # Ratio above which small values need a logarithmic axis.
+_MAX_MARKERS = 40  # Largest number of points that can be distinguished.
 _Style = Literal['-', '--', '-.', ':']
 _X_LABELS = {'epoch': 'epoch', 'time': 'time (s)', 'clock': 'clock'}
 
@@ -135,13 +135,13 @@ def _draw_panel(
 
 
 def _choose_scale(axes: mpl_axes.Axes, values: np.ndarray) -> None:
-  """A logarithmic axis, if small values would not be seen without one."""
+  """Makes an axis logarithmic if small values could not be seen otherwise."""
   positive = values[values > 0]
   if not len(positive) or positive.max() < _LOG_RANGE * positive.min():
     return
   if len(positive) == len(values):
     axes.set_yscale('log')
-  else:  # The gap of hardsync is 0, which no logarithm shows.
+  else:  # A value of 0, such as the gap of hardsync, has no logarithm.
     decade = 10 ** np.floor(np.log10(positive.min()))
     axes.set_yscale('symlog', linthresh=decade)
 

@@ -38,18 +38,18 @@ def make_figure(height: float) -> mpl_figure.Figure:
 def save(
   figure: mpl_figure.Figure, path: str | os.PathLike[str] | None
 ) -> mpl_figure.Figure:
-  """The same picture, written to a file if there is a path."""
+  """Returns a picture; writes it to a file if there is a path."""
   if path is not None:
     figure.savefig(path, dpi=120)
   return figure
 
 
 def set_axes(axes: mpl_axes.Axes, x: str, y: str, whole: str = '') -> None:
-  """Labels axes; the one that is `whole` ('x' or 'y') has whole numbers."""
+  """Labels axes; the axis named `whole` ('x' or 'y') has whole numbers."""
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   axes.spines[['top', 'right']].set_visible(False)
-  if whole:  # A single value has a tick too, and no halves.
+  if whole:  # Ticks at whole numbers only, and one for a single value, too.
     locator = ticker.MaxNLocator(8, integer=True, min_n_ticks=1)
     {'x': axes.xaxis, 'y': axes.yaxis}[whole].set_major_locator(locator)
 

@@ -41,7 +41,7 @@ def plot_heat_map(
 ) -> mpl_figure.Figure:
   """Draws the results of a sweep: a cell for each pair of settings.
 
-  The number in a cell is the mean over its runs (seeds, say). Brighter is
+  The number in a cell is the mean over its runs (such as seeds). Brighter is
   better. A cell without a run is hatched. A cross is on a cell with a run that
   diverged: its value is not finite, or it has an `is_diverged` that is true.
 
@@ -178,7 +178,7 @@ def collect_cells(
       continue
     panel = None if panels is None else _to_key(row[panels])
     key = panel, _to_key(row[y]), _to_key(row[x])
-    # A text such as 'nan' too: JSON has no NaN.
+    # The value may be a text such as 'nan', because JSON has no NaN.
     number = math.nan if found is None else float(found)
     numbers.setdefault(key, [])
     if math.isfinite(number):
@@ -270,7 +270,7 @@ def _draw_cell(
   if cell.value is not None:
     red, green, blue, _ = shades.to_rgba(np.array([cell.value]))[0]
     square.set_facecolor((red, green, blue))
-    # How bright the eye finds red, green and blue.
+    # Weights of red, green and blue in the brightness that the eye sees.
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
     ink = 'white' if is_dark else 'black'
   if cell.is_diverged:

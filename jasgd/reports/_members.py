@@ -1,4 +1,4 @@
-"""Which workers were there when: changes, absences, and a picture of them."""
+"""Presence of workers: joins, losses and absences, and a picture of them."""
 
 from collections.abc import Container
 import os
@@ -18,7 +18,7 @@ _Kind = traces.Kind
 _MAX_NAMED = 8  # Workers that one cell of a table has room for.
 _MAX_ROWS = 32
 _PRESENT_COLOR = '#9db4d8'
-# After a gradient with one of these fates the run went on.
+# Fates of gradients that a protocol decided on: the run was going on.
 _DECIDED = (
   protocols.Fate.APPLIED,
   protocols.Fate.DROPPED_LATE,
@@ -36,8 +36,8 @@ _MARKS: dict[str, dict[str, Any]] = {
 class Changes(NamedTuple):
   """Records of workers that came and went while a run went on, by time."""
 
-  came: np.ndarray  # Later than the first gradient, or again.
-  left: np.ndarray  # Before the end: workers that were lost, too.
+  came: np.ndarray  # Joins after the first gradient, and returns.
+  left: np.ndarray  # Departures before the end, losses included.
 
 
 class Span(NamedTuple):
@@ -63,7 +63,7 @@ def find_origin(trace: traces.Trace) -> float:
 
 
 def find_changes(trace: traces.Trace) -> Changes:
-  """Finds the workers that came and went while the run went on.
+  """Finds the workers that came or left while the run went on.
 
   When a run is over or interrupted, all learners leave; that is no loss.
   """
@@ -78,12 +78,12 @@ def find_changes(trace: traces.Trace) -> Changes:
 
 
 def list_changes(trace: traces.Trace) -> dict[str, str]:
-  """Cells of a table on workers that came and went, by names of rows."""
+  """Cells of a table on workers that came or left, by names of rows."""
   changes = find_changes(trace)
   noun = name_worker(trace.has_server)
   cells = {
     f'{noun}s that left or were lost': _say(trace, changes.left),
-    f'{noun}s that came later, or again': _say(trace, changes.came),
+    f'{noun}s that joined late or came back': _say(trace, changes.came),
   }
   cells = {name: cell for name, cell in cells.items() if cell}
   server = trace.records[trace.records['replica'] == traces.SERVER]
@@ -102,7 +102,7 @@ def name_worker(*has_server: bool) -> str:
 
 
 def list_absences(trace: traces.Trace) -> list[Span]:
-  """When workers were away; until infinity if they never came back."""
+  """Absences of workers; the end is infinity if a worker never came back."""
   records, is_departure, is_return = _find_members(trace)
   workers = _get_workers(trace, records)
   returns = np.flatnonzero(is_return)
@@ -117,10 +117,10 @@ def list_absences(trace: traces.Trace) -> list[Span]:
 
 
 def list_spans(trace: traces.Trace) -> list[Span]:
-  """When workers were there, by worker and time."""
+  """Times in which workers were present, by worker and time."""
   origin = find_origin(trace)
   num_first = 0
-  if trace.has_server:  # Others join.
+  if trace.has_server:  # All other learners have a record of their join.
     num_first = int(trace.header.get('num_present', trace.num_workers))
   since = dict.fromkeys(range(num_first), origin)
   records = _find_members(trace).records
@@ -185,7 +185,7 @@ def draw_marks(
   """Marks joins, leaves and losses; returns the marks drawn."""
   changes = find_changes(trace)
   pushes = trace.of_kind(_Kind.PUSH)
-  # A gradient that arrives after the end is dropped as it should be.
+  # A gradient that arrives after the end is always dropped: that is no loss.
   is_dropped = (pushes['fate'] > protocols.Fate.PENDING) & (
     pushes['fate'] != protocols.Fate.AFTER_END
   )
@@ -229,7 +229,7 @@ def _get_workers(trace: traces.Trace, records: np.ndarray) -> np.ndarray:
 
 
 def _say(trace: traces.Trace, records: np.ndarray) -> str:
-  """How many workers, which, and when; '' if there are none."""
+  """Number of workers, their names and clocks; '' if there are none."""
   if not len(records):
     return ''
   unit, field = ('clock', 'version') if trace.has_server else ('step', 'step')
@@ -249,13 +249,13 @@ def _say(trace: traces.Trace, records: np.ndarray) -> str:
 def _find_last_signs(
   trace: traces.Trace, incarnations: np.ndarray
 ) -> np.ndarray:
-  """When the run was last seen to go on, in each of some incarnations."""
+  """Last time at which the run was going on, in each given incarnation."""
   records = np.asarray(trace.records)[~trace.is_void]
   is_sign = (records['kind'] == _Kind.END) | (
     (records['kind'] == _Kind.PUSH) & np.isin(records['fate'], _DECIDED)
   )
   signs = records[is_sign]
-  # Records of an incarnation follow each other: the last one wins.
+  # Records are in the order of time: the last one of an incarnation is kept.
   last = dict(
     zip(signs['incarnation'].tolist(), signs['end_time'].tolist(), strict=True)
   )

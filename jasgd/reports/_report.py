@@ -30,7 +30,7 @@ def write_report(
 
   The page is one file of HTML with everything in it. The pictures are also
   written as PNGs, into a folder with the page's name without its suffix. A run
-  that is not finished, or has lost files, gets a report of what is there.
+  that is not finished, or has lost files, gets a report of the existing files.
 
   Args:
     workdirs: The folder of a run, or those of several to compare.
@@ -151,7 +151,7 @@ class _Report:
     parts = []
     known = [run for run in self._runs if run.trace and run.trace.num_gradients]
     server_runs = [run for run in known if run.has_server]
-    caption = 'How many updates old the weights of gradients were.'
+    caption = 'Age, in updates, of the weights that gradients were computed on.'
     if len(server_runs) == 1 and server_runs[0].trace:
       prediction = server_runs[0].prediction
       predicted = prediction.traces if prediction else ()
@@ -174,8 +174,8 @@ class _Report:
     for run in known:
       if run.trace and run.summary and run.summary.age.count:
         figure = _staleness.plot_ages(run.trace)
-        caption = 'How old the weights were that nodes mixed in, and how far '
-        parts += self._save(figure, 'ages', f'{caption}behind.', run)
+        caption = 'Ages of the weights that nodes mixed in, and their lags.'
+        parts += self._save(figure, 'ages', caption, run)
     return parts
 
   def _show_prediction(self, run: _runs.Run) -> list[str]:
@@ -224,13 +224,13 @@ class _Report:
       *self._save(
         _workers.draw_workers(runs),
         'workers',
-        "Each one's share of the work (dashed: equal shares), and the use of "
-        'its time.',
+        "Each worker's share of the work (dashed: equal shares), and the use "
+        'of its time.',
       ),
       *self._save(
         _workers.draw_rates(runs),
         'rates',
-        'Gradients per second of each one, from its first to its last.',
+        'Gradients per second of each worker, from its first to its last.',
       ),
       *self._list_tables(_workers.make_rates(runs)),
       *self._list_tables(_workers.make_traffic(runs)),

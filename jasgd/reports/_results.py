@@ -27,7 +27,7 @@ _FATES = {
 
 
 def make_results(runs: Sequence[_runs.Run]) -> _formats.Table | None:
-  """How the runs ended, and how fast they were."""
+  """Table of the runs' ends, last metrics and rates."""
   columns = [_list_results(run) for run in runs]
   if len(runs) > 1:
     folders = _runs.name_folders(runs)
@@ -141,7 +141,7 @@ def _list_work(run: _runs.Run, summary: traces.Summary) -> dict[str, str]:
 
 
 def _list_ages(run: _runs.Run, summary: traces.Summary) -> dict[str, str]:
-  """How old the weights were, of gradients or of mixes."""
+  """Staleness of gradients, or age and lag of mixes."""
   results = {}
   staleness = summary.staleness
   if run.has_server and staleness.count:
@@ -170,7 +170,7 @@ def _list_losses(run: _runs.Run, summary: traces.Summary) -> dict[str, str]:
     'restarts of the server': summary.num_restarts if run.has_server else 0,
     'messages lost': summary.num_lost,
     'questions refused': summary.num_refused,
-    'messages refused, for want of room': refused.value if refused else 0,
+    'messages refused, as there was no room': refused.value if refused else 0,
     'gradients missing': summary.num_missing,
   }
   results = {name: _number(count) for name, count in counts.items() if count}
@@ -181,7 +181,7 @@ def _list_losses(run: _runs.Run, summary: traces.Summary) -> dict[str, str]:
 
 
 def _list_fates(run: _runs.Run) -> dict[str, str]:
-  """How many gradients had which fate, without fates that none had."""
+  """Number of gradients with each fate that occurs."""
   summary = run.summary
   if summary is None or not run.has_server or not summary.num_gradients:
     return {}
@@ -194,7 +194,7 @@ def _list_fates(run: _runs.Run) -> dict[str, str]:
   }
   fates['all'] = _number(summary.num_gradients)
   if summary.num_void:
-    fates['lost with a server, not in the above'] = _number(summary.num_void)
+    fates['lost with a server, not counted above'] = _number(summary.num_void)
   return fates
 
 

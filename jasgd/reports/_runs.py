@@ -1,4 +1,4 @@
-"""A run as it can be read from its workdir, as far as its files are there."""
+"""A run, as read from the files in its workdir; some may be missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -21,13 +21,13 @@ _Path = str | os.PathLike[str]
 
 # Keys of a header that are not provenance: other parts of a page show them.
 _SHOWN_KEYS = ('config', 'in_flight', 'description', 'strategy')
-# A label has room for so many settings, and for so many letters of each.
+# Largest number of settings in a label, and of letters of each setting.
 _MAX_SETTINGS = 3
 _MAX_LETTERS = 24
 
 
 class Point(NamedTuple):
-  """A number, and when it was measured; NaN where that is not known."""
+  """A number, with clock and epoch of its measurement; NaN: not known."""
 
   value: float
   clock: int
@@ -36,12 +36,12 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-  """A run as it can be read from its workdir."""
+  """A run, as read from the files in its workdir."""
 
   root: pathlib.Path
-  label: str = ''  # Name of the run, beside others.
-  config: dict[str, Any]  # By full path, such as optimizer.rate.
-  provenance: dict[str, Any]  # Likewise, without the config.
+  label: str = ''  # Name of the run in a comparison.
+  config: dict[str, Any]  # Values by full path, such as optimizer.rate.
+  provenance: dict[str, Any]  # Values by full path, without the config.
   trace: traces.Trace | None
   summary: traces.Summary | None  # Of the trace.
   metrics: dict[str, np.ndarray]  # Columns; 'clock' is always there.
@@ -82,7 +82,7 @@ class Run:
   def active_duration(self) -> float:
     """Seconds of the trace in which the run went on.
 
-    The time in which no node was there, before a run went on, is not in it.
+    Leaves out the pauses before a run of nodes was resumed.
     """
     if self.trace is None:
       return 0.0
@@ -112,8 +112,8 @@ class Run:
 
   @property
   def clock(self) -> int | None:
-    """How far the weights have come; without metrics, the trace."""
-    # A real run makes its weights as it writes its trace.
+    """Clock of the last weights; without metrics, of the end of the trace."""
+    # In a real run the weights are never behind the trace.
     if len(self.metrics['clock']) and not (self.is_real and self.summary):
       return int(self.metrics['clock'][-1])
     return self.summary.clock if self.summary else None
@@ -126,7 +126,7 @@ class Run:
 
   @property
   def planned_clock(self) -> int | None:
-    """How far the weights were to come, if that is known."""
+    """Clock at which the run is to end, if that is known."""
     known = [self.config['num_updates']] if self.asks_updates else []
     if self.summary and self.summary.clock:
       known.append(self.summary.clock)
@@ -134,7 +134,7 @@ class Run:
 
   @property
   def is_unfinished(self) -> bool:
-    """Whether the weights have not come as far as they were to."""
+    """Whether the run has not reached its end, and did not diverge."""
     clock, planned = self.clock, self.planned_clock
     if self.diverged_at is not None:
       return False
@@ -196,7 +196,7 @@ def read_runs(roots: Sequence[_Path]) -> list[Run]:
 
 
 def read_run(root: _Path) -> Run:
-  """Reads all that a run has left in its workdir.
+  """Reads all files that a run has left in its workdir.
 
   Files that are missing or damaged are named in the run's `problems`. If there
   are none at all, a WorkdirError is raised.
@@ -243,7 +243,7 @@ def read_run(root: _Path) -> Run:
 def find_differences(trees: Sequence[Mapping[str, Any]]) -> list[str]:
   """The keys whose values are not the same in all trees."""
   keys = dict.fromkeys(key for tree in trees for key in tree)
-  # As JSON, in which 1 and True are two things; '' for a missing value.
+  # Compared as JSON, in which 1 and True differ; '' is a missing value.
   return [
     key
     for key in keys
@@ -328,7 +328,7 @@ def _read_trace(
     if not is_whole:
       problems.append(
         'The trace ends within a record: its writer was killed, or is still at '
-        'work. This report is of the whole records.'
+        'work. This report covers the whole records.'
       )
     return trace, summary
   problems.append(f'The trace cannot be read: {problem}')

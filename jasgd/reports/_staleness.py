@@ -1,4 +1,4 @@
-"""How old the weights were: staleness of gradients, age and lag of mixes."""
+"""Pictures of the staleness of gradients, and of the age and lag of mixes."""
 
 from collections.abc import Sequence
 import os
@@ -12,7 +12,7 @@ from jasgd import traces
 from jasgd.reports import _figures
 from jasgd.reports import _predictions
 
-_MAX_BARS = 200  # More could not be told apart.
+_MAX_BARS = 200  # Largest number of bars that can be distinguished.
 _LABEL = 'staleness: updates since the weights were read'
 
 
@@ -60,7 +60,7 @@ def plot_staleness(
       label=list(groups),
       rwidth=0.9,
     )
-    if len(expected):  # For as many gradients as were applied.
+    if len(expected):  # Scaled to the number of applied gradients.
       counts, _ = np.histogram(expected, edges)
       axes.stairs(
         counts * (np.count_nonzero(is_applied) / len(expected)),

@@ -33,10 +33,10 @@ def plot_timeline(
 ) -> mpl_figure.Figure:
   """Draws when workers computed, communicated and waited, in the first part.
 
-  Of real processes, that is the part after their first gradients, for which
-  they had to compile. With a server, a line is an update. Without one, a dot is
-  a mix, and lines lead to it from the nodes whose weights were mixed in; a gap
-  before a node is gone is a step that was lost with it.
+  For real processes, the part begins after their first gradients, which include
+  compilation. With a server, each line is an update. Without a server, each dot
+  is a mix, with lines from the nodes whose weights were mixed in; a gap before
+  the death of a node is a step that was lost.
 
   Args:
     trace: The trace to draw.

@@ -49,7 +49,7 @@ def _tell_strategy(run: _runs.Run) -> Iterator[str]:
 
 
 def _say_clock(run: _runs.Run) -> str:
-  """How far a run has come, and how far it was to come, if that is known."""
+  """Clock of a run, and the clock at which it is to end, if that is known."""
   clock, planned = run.clock, run.planned_clock
   of = '' if planned in (clock, None) else f' of {_number(planned)}'
   return f'{run.unit} {_number(clock)}{of}'
@@ -62,7 +62,7 @@ def _tell_end(run: _runs.Run) -> Iterator[str]:
       'not finite.'
     )
   elif run.is_unfinished:
-    why = ' (it was interrupted, or goes on)' if run.is_real else ''
+    why = ' (it was interrupted, or still goes on)' if run.is_real else ''
     yield f'The run is not finished{why}: it is at {_say_clock(run)}.'
   if run.end_reason:
     yield f'It ended: {run.end_reason}'
@@ -76,7 +76,7 @@ def _tell_metrics(run: _runs.Run) -> Iterator[str]:
     of = f' of {_number(asked)}' if isinstance(asked, (int, float)) else ''
     noun = 'update' if run.has_server else 'step'
     yield (
-      f'It came to epoch {_number(epoch.value)}{of}, with '
+      f'It reached epoch {_number(epoch.value)}{of}, with '
       f'{_count(epoch.clock, noun)}.'
     )
   for name in ('test/accuracy', 'test/loss', 'train/loss'):
@@ -102,13 +102,14 @@ def _tell_work(run: _runs.Run) -> Iterator[str]:
   speedup = f'{_number(summary.speedup)} times the work of one {run.worker}'
   if run.has_server:
     yield (
-      'By its trace, the server received '
+      'According to the trace, the server received '
       f'{_count(summary.num_gradients, "gradient")} in {seconds} and made '
-      f'{_count(summary.num_updates, "update")} of them: {speedup}.'
+      f'{_count(summary.num_updates, "update")} from them: {speedup}.'
     )
   else:
     yield (
-      f'By its trace, nodes made {_count(summary.num_gradients, "step")} and '
+      'According to the trace, nodes made '
+      f'{_count(summary.num_gradients, "step")} and '
       f'{_count(summary.num_mixes, "mix", "mixes")} in {seconds}: {speedup}.'
     )
 
@@ -120,7 +121,7 @@ def _tell_age(run: _runs.Run) -> Iterator[str]:
     return
   if summary.age.count:
     yield (
-      f'Weights that are mixed in are {_number(summary.age.mean)} steps old on '
+      f'The age of mixed weights is {_number(summary.age.mean)} steps on '
       f'average and {_number(summary.age.max)} at most.'
     )
   if not run.has_server:
@@ -150,7 +151,7 @@ def _tell_losses(run: _runs.Run) -> Iterator[str]:
       f'{"was" if len(changes.left) == 1 else "were"} lost.'
     )
   if len(changes.came):
-    yield f'{_count(len(changes.came), run.worker)} came later, or again.'
+    yield f'{_count(len(changes.came), run.worker)} joined late or came back.'
   if run.has_server and summary.num_restarts:
     yield (
       f'The server was restarted {_count(summary.num_restarts, "time")}, '
@@ -159,16 +160,16 @@ def _tell_losses(run: _runs.Run) -> Iterator[str]:
   if summary.lost_mass:
     fate = 'was lost' if summary.lost_mass > 0 else 'was gained by restarts'
     number = _number(abs(summary.lost_mass))
-    yield f'Of a mass of {summary.num_workers}, {number} {fate}.'
+    yield f'Of a total mass of {summary.num_workers}, {number} {fate}.'
   if summary.num_missing:
     missing = _count(summary.num_missing, 'more gradient')
-    yield f'{missing} were asked for, but the {run.worker}s were gone.'
+    yield f'{missing} were asked for, but their {run.worker}s were gone.'
 
 
 def _tell_scope(run: _runs.Run) -> Iterator[str]:
-  """A simulated trace is there before the weights have come to its end."""
+  """Tells that a simulated trace is longer than the training so far."""
   if run.summary and run.clock is not None and run.clock < run.summary.clock:
     yield (
-      f'What is said of gradients, their age and {run.worker}s is of the whole '
+      f'The numbers on gradients, their age and {run.worker}s cover the whole '
       f'trace, to {run.unit} {_number(run.summary.clock)}.'
     )

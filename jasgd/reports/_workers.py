@@ -20,8 +20,8 @@ _MAX_BARS = 64  # More bars would have no gaps between them.
 def measure_step_rates(trace: traces.Trace) -> np.ndarray:
   """Gradients per second of each worker, from its first to its last.
 
-  The time in which a worker compiles does not count, nor that after its last
-  gradient; nor that in which no node was there, before a run went on.
+  The time in which a worker compiles does not count, nor the time after its
+  last gradient, nor the pause before a run of nodes was resumed.
 
   Args:
     trace: A trace.
@@ -115,7 +115,7 @@ def make_rates(runs: Sequence[_runs.Run]) -> _formats.Table | None:
   labels, note = ['gradients per second'], ''
   if len(known) > 1:
     labels = [run.label for run, _ in known]
-    note = 'In brackets: relative to the same one in the first run.'
+    note = 'In brackets: relative to the same worker in the first run.'
   return _formats.Table(
     'Gradients per second',
     (_name_workers(runs), *labels),
@@ -134,8 +134,9 @@ def make_traffic(runs: Sequence[_runs.Run]) -> _formats.Table | None:
   note = 'A round is as many gradients as there are workers.'
   if not all(run.has_server for run in runs):
     note += (
-      ' Of an all-reduce it is the contents of its messages: small weights are '
-      'sent whole, to all; of others, 2 (n - 1) / n by each of n nodes. '
+      ' For an all-reduce, the contents of its messages are counted: small '
+      'weights are sent whole, to all nodes; of large weights, each of n nodes '
+      'sends 2 (n - 1) / n. '
       'Messages that were refused (gossip/refused_full, gossip/refused_done) '
       'are not counted.'
     )
@@ -145,8 +146,8 @@ def make_traffic(runs: Sequence[_runs.Run]) -> _formats.Table | None:
 def _list_traffic(run: _runs.Run) -> dict[str, str]:
   """Traffic of a run by link, beside that of a server in its place.
 
-  A server receives each gradient and sends the weights back: all through its
-  one link. Nodes have no such link, but that of a centre.
+  A server receives each gradient and sends the weights back, all through its
+  one link. Without a server, only a centre has such a link.
   """
   summary = run.summary
   if summary is None or run.trace is None or not summary.num_gradients:
@@ -307,7 +308,7 @@ def _draw_bars(
   if len(heights) <= _MAX_BARS:
     places = np.arange(len(heights))
     axes.bar(places, heights, bottom=bottom, color=color, label=label)
-  else:  # One outline is drawn as fast for 100,000.
+  else:  # One outline is drawn fast, for 100,000 workers, too.
     axes.stairs(
       bottom + heights,
       np.arange(len(heights) + 1) - 0.5,

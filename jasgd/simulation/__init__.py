@@ -1,4 +1,4 @@
-"""How long does everything take? Time models x strategy -> trace."""
+"""How long does everything take? Time models and a strategy give a trace."""
 
 from jasgd.simulation._failures import draw_failures
 from jasgd.simulation._failures import Failure

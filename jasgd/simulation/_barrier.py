@@ -5,12 +5,12 @@ from typing import Any
 
 from jasgd.simulation import _network
 
-# A kind of event, among those of `_peer_loop`: a mean of all nodes is made.
+# Kind of event, beside those of `_peer_loop`: a mean of all nodes is made.
 AVERAGED = 10
 
 
 class Barrier:
-  """Point at which nodes wait until all have come, and their mean is made.
+  """Point at which each node waits for all others; then their mean is made.
 
   The mean takes the time of a ring all-reduce: 2 (n - 1) messages, each of 1/n
   of the weights. It fails if a node dies before it is made.
@@ -45,7 +45,7 @@ class Barrier:
     self._waiting[node] = number
     if len(self._waiting) == self._num_nodes:
       self._attempt += 1
-      # As node 0: the event belongs to all nodes.
+      # The event belongs to all nodes; it has the number of node 0.
       self._schedule(time + self._seconds, 0, AVERAGED, self._attempt)
 
   def finish(self, attempt: int) -> int | None:
@@ -59,7 +59,7 @@ class Barrier:
     """
     if attempt != self._attempt:
       return None
-    (number,) = set(self._waiting.values())  # All nodes count alike.
+    (number,) = set(self._waiting.values())  # It is equal on all nodes.
     self._waiting.clear()
     self.next_number = number + 1
     return number

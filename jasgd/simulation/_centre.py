@@ -10,19 +10,19 @@ from jasgd import traces
 from jasgd.simulation import _network
 from jasgd.simulation import _rows
 
-# Kinds of events, among those of `_peer_loop`.
+# Kinds of events, beside those of `_peer_loop`.
 AT_CENTRE, MOVED = 8, 9
 
 _TAKEN = gossip.Outcome.TAKEN
 
 
 class _Request(NamedTuple):
-  """A force, or else a question, that waits for its turn at the centre."""
+  """A force or a question that waits for its turn at the centre."""
 
   node: int
   arrived: float
   life: int = 0
-  answer_kind: int = 0  # Of a question: the kind of event that answers it.
+  answer_kind: int = 0  # Question: the kind of event that answers it.
   force: 'Force | None' = None
 
 
@@ -130,7 +130,7 @@ class Centre:
         continue
       self._is_moving = True
       done = time + next(self._update_times)
-      # As node -1: at equal times, the centre comes first.
+      # With the number -1 the centre comes first at equal times.
       self._schedule(done, -1, MOVED, request)
 
   def _takes(self, node: int, force: Force) -> bool:

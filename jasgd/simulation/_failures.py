@@ -67,14 +67,15 @@ def read_failures(failures: Sequence[Any], num_workers: int) -> list[Failure]:
   """Checks failures, and sorts them by time.
 
   Args:
-    failures: Failures, or tuples with or without an end.
+    failures: Failures, as `Failure` or as tuples with or without an end.
     num_workers: Number of workers.
 
   Returns:
     The failures.
 
   Raises:
-    ValueError: if one is of no worker, or two of a worker overlap.
+    ValueError: if a worker does not exist, or two failures of one worker
+      overlap.
   """
   if isinstance(failures, str) or not isinstance(failures, Sequence):
     raise ValueError(
@@ -92,15 +93,15 @@ def read_failures(failures: Sequence[Any], num_workers: int) -> list[Failure]:
     if not up_since[worker] <= time < until:
       raise ValueError(
         f'Worker {worker} cannot fail from {time} to {until}: it must be up '
-        f'before, and is up from {up_since[worker]} on, and come back later '
-        'than it dies.'
+        f'when it fails (it is up from {up_since[worker]} on), and come back '
+        'later than it fails.'
       )
     up_since[worker] = until
   return checked
 
 
 def _read_failure(failure: Any) -> Failure:
-  """A failure that was given as one, or as a tuple with or without an end."""
+  """A failure, from a `Failure` or from a tuple with or without an end."""
   if not isinstance(failure, tuple) or not 2 <= len(failure) <= 3:
     raise ValueError(
       f'A failure is (time, worker) or (time, worker, until), got {failure!r}.'
@@ -120,8 +121,8 @@ class Members:
   and believes so again as soon as the peer is back.
 
   Args:
-    machines: State machine of each node. The list may change; the machines are
-      told about changes of the nodes that they believe alive.
+    machines: State machine of each node. The caller may replace entries. The
+      machines are told when the nodes that they believe alive change.
 
   Attributes:
     is_up: Whether each node is up, and has weights.
@@ -136,8 +137,8 @@ class Members:
   def introduce(self, node: int) -> None:
     """Tells the machine of a new process which other nodes are up.
 
-    A real process learns it too: it tries all addresses of the run before it
-    begins, and believes alive those nodes that answer.
+    A real process knows this, too: before it begins, it tries all addresses of
+    the run, and believes alive those nodes that answer.
     """
     down = [peer for peer, is_up in enumerate(self.is_up) if not is_up]
     self._dead[node] = frozenset(down) - {node}
@@ -152,7 +153,7 @@ class Members:
         self._tell(other)
 
   def find_dead(self, node: int, peer: int) -> None:
-    """A node notices that it cannot reach a peer, unless that is back."""
+    """A node notices that it cannot reach a peer, unless the peer is back."""
     if self.is_up[peer]:
       return
     self._dead[node] |= {peer}

@@ -29,7 +29,8 @@ class Network(NamedTuple):
       share, and all pulls, which go the other way.
     bytes_per_push: Size of a gradient, or of a message between nodes.
     bytes_per_pull: Size of the weights.
-    server_time: Seconds of one update: a number, or a time model for one.
+    server_time: Seconds of one update: a number, or a time model whose one
+      worker is the server.
     num_shards: Number of servers among which the weights are split.
   """
 
@@ -114,7 +115,7 @@ def make_network(
   server_time: float | _times.ComputeTime = 0.0,
   num_shards: int = 1,
 ) -> Network:
-  """A network for messages of a model's size.
+  """Makes a network whose messages have the size of a model.
 
   Args:
     num_parameters: Number of parameters of the model.

@@ -114,7 +114,7 @@ class PeerLoop:
       _Checkpoint(0, 0, machine.save()) for machine in self._machines
     ]
     self._saved_at = [0.0] * num_nodes
-    self._rows = bytearray()  # Of `_rows.pack`.
+    self._rows = bytearray()  # Packed rows: results of `_rows.pack`.
     self._centre: _centre.Centre | None = None
     if setup.strategy.has_centre:
       protocol = setup.strategy.make_centre()
@@ -211,7 +211,7 @@ class PeerLoop:
     step = self._step[node] = self._step[node] + 1
     version = self._version[node] = self._version[node] + 1
     machine = self._machines[node]
-    # Before the record, so that it has the mass that is left after sending.
+    # Before the record is made: it has the mass that is left after sending.
     actions = machine.on_step(step)
     mass = machine.mass
     if self._has_mass:
@@ -281,7 +281,7 @@ class PeerLoop:
   def _answer(
     self, node: int, time: float, data: tuple[int, list[int]]
   ) -> None:
-    """The questions of a node have arrived: answers them."""
+    """Answers the questions of a node, which have arrived."""
     life, peers = data
     if peers == [gossip.CENTRE]:
       assert self._centre is not None
@@ -304,7 +304,7 @@ class PeerLoop:
   def _finish_asking(
     self, node: int, time: float, data: tuple[int, list[gossip.Reply]]
   ) -> None:
-    """Answers have arrived, or dead peers were detected."""
+    """Gives a node the replies to its questions, also those of dead peers."""
     life, replies = data
     if life != self._life[node]:
       for reply in replies:
@@ -313,7 +313,7 @@ class PeerLoop:
       return
     if self._has_failures:
       refusals = [reply.peer for reply in replies if reply.outcome]
-      # Without any answer, no mix will record how long the node has waited.
+      # Without an answer there is no mix to record the waiting time.
       has_answers = len(refusals) < len(replies)
       start = time if has_answers else self._begun[node]
       self._note_refusals(node, time, start, refusals)
@@ -416,7 +416,8 @@ class PeerLoop:
     if life == self._life[sender]:
       self._members.find_dead(sender, send.peer)
       self._machines[sender].on_outcome(send, outcome)
-    elif outcome is not gossip.Outcome.UNKNOWN:  # It would have come back.
+    # The sender, to which the message would have come back, has died, too.
+    elif outcome is not gossip.Outcome.UNKNOWN:
       self._rows += _rows.pack_lost(
         sender, send.peer, message, time, time, message.mass
       )
@@ -474,7 +475,7 @@ class PeerLoop:
     self._note(traces.Kind.LEAVE, node, mass, time, time)
 
   def _return(self, node: int, time: float, life: int) -> None:
-    """A node is up again: from its checkpoint, or it asks for weights."""
+    """A node is up again: it loads its checkpoint, or asks for weights."""
     if life != self._life[node]:
       return
     self._until[node] = 0.0

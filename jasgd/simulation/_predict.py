@@ -87,7 +87,7 @@ def predict(trace: traces.Trace, seed: int = 0) -> traces.Trace:
   strategy: Any = gossip.make_strategy(trace.header.get('strategy', {}))
   if not strategy.has_server:
     return _predict_peers(trace, strategy, seed)
-  # The times of a real run are never equal.
+  # The times of a real run are never exactly equal.
   return _predict_server(trace, strategy.without_equal_times(), seed)
 
 
@@ -176,14 +176,14 @@ def _collect_times(
     is_own = is_usable & (measured.records['worker'] == learner)
     own = duration[is_own]
     later = duration[is_own & ~measured.is_first]
-    # A learner with one gradient has only that time; one without any is away.
+    # A learner with one gradient has only that time; one with none is absent.
     times.append(later if len(later) else own if len(own) else of_all)
     first.append(own[0] if len(own) else of_all[0])
   return times, np.tile(first, (num_steps, 1))
 
 
 def _measure_server(trace: traces.Trace) -> _times.ComputeTime | float:
-  """How long updates took: those whose last learner was released at once."""
+  """Durations of the updates whose last learner was released at once."""
   pushes = trace.of_kind(traces.Kind.PUSH)
   last = pushes[pushes['updates'] > 0]
   wait = last['release_time'] - last['end_time']
@@ -217,7 +217,8 @@ def _list_failures(
     elif kind == traces.Kind.JOIN and time <= 0:
       away.pop(learner, None)
     elif kind == traces.Kind.PUSH and learner in away:
-      # It is back when its first gradient would have begun without compiling.
+      # It is back when its first gradient, if nothing had to be compiled, would
+      # have begun.
       since = away.pop(learner)
       until = max(time - means[learner], np.nextafter(since, np.inf))
       failures.append(_failures.Failure(since, learner, until))
@@ -312,9 +313,9 @@ def _measure_latency(waits: np.ndarray, num_nodes: int) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-  """A run and its prediction: arrays over workers, and numbers of all.
+  """A run and its prediction: arrays over workers, and numbers for all of them.
 
-  A difference is relative to the prediction: 0.1 is 10% more than that.
+  A difference is relative to the prediction: 0.1 is 10% above the prediction.
   """
 
   measured_staleness: np.ndarray  # Means of applied gradients; NaN: none.
@@ -323,7 +324,7 @@ class Comparison:
   measured_share: np.ndarray  # Of all applied gradients.
   predicted_share: np.ndarray
   share_difference: np.ndarray
-  # Of the two distributions of staleness (with a server) or age (without),
+  # Between the two distributions of staleness (with a server) or age (without),
   # from 0 (the same) to 1.
   total_variation: float
   measured: dict[str, float]  # Numbers of `measure_exchanges`.
@@ -418,7 +419,7 @@ def _average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 def _count(
   together: Sequence[traces.Trace], num_workers: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Per learner mean staleness and share, and the histogram of all."""
+  """Mean staleness and share of each learner, and the histogram of all."""
   applied = [trace.fate == protocols.Fate.APPLIED for trace in together]
   worker, staleness = (
     np.concatenate(

@@ -50,7 +50,7 @@ class Layout:
     return records
 
 
-# Rows of nodes. `read_version` is of the row's source, if it has one.
+# Rows of nodes. `read_version` is the version of the source, if there is one.
 _NODES = Layout(
   (
     *('kind', 'replica', 'source', 'group', 'step', 'version', 'read_version'),

@@ -132,7 +132,7 @@ class ServerLoop:
         self._lose(learner, time)
       elif kind == _BACK:
         self._welcome(learner, time)
-      elif life == life_of[learner]:  # Or it has died since.
+      elif life == life_of[learner]:  # Otherwise it has died since.
         if kind == _COMPUTED:
           self._send(learner, time)
         else:
@@ -172,7 +172,7 @@ class ServerLoop:
     self._release(released, now)
 
   def _serve(self, time: float, updates: bool) -> float:
-    """The time at which the server, busy or not, is done with a request."""
+    """The time at which the server, which may be busy, has done a request."""
     done = max(time, self._server_free)
     if updates:
       done += next(self._update_times)
@@ -231,7 +231,7 @@ class ServerLoop:
       kind, end = _ASKED, end + self._latency
     elif self._push_turn:
       kind = _COMPUTED
-    else:  # No push waits for another, so its arrival is known already.
+    else:  # Pushes do not wait for each other: the arrival is already known.
       kind, end = _ARRIVED, end + self._latency + self._push_time
     heapq.heappush(self._heap, (end, learner, kind, self._life[learner]))
 
@@ -258,7 +258,7 @@ class ServerLoop:
 
   def _lose(self, learner: int, time: float) -> None:
     """A learner dies, and its unfinished gradient is lost."""
-    lost_clock = self._read_clock[learner]  # Of the weights it computed on.
+    lost_clock = self._read_clock[learner]  # Clock of its current weights.
     if self._pushed[learner] >= 0:
       lost_clock = -1  # It was waiting for the server.
     elif self._done_at[learner] < time:

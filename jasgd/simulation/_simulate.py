@@ -63,10 +63,10 @@ def simulate(
   same update; with a longer period they step on their own, and average their
   weights. In elastic averaging a node asks the centre, moves towards its
   answer, and sends the force by which it has moved, without waiting until the
-  centre has moved too. If its order is 'easgd', the next gradient is still of
-  the weights before that mix, although it is computed after it. Push-sum has
-  GoSGD's form: steps are applied to the weights of a node, and the mass beside
-  them is the factor by which they are mixed.
+  centre has moved too. If its order is 'easgd', the next gradient, although it
+  is computed after that mix, is still computed at the weights before the mix.
+  Push-sum has GoSGD's form: steps are applied to the weights of a node, and its
+  mass is the factor by which these are mixed.
 
   A message between nodes takes the latency and its bytes divided by
   `bandwidth`. Messages that a node sends, or the answers to its questions, go

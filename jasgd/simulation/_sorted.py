@@ -16,8 +16,8 @@ from jasgd import protocols
 from jasgd import traces
 from jasgd.simulation import _times
 
-# Most durations that are drawn per gradient. Beyond it learners are so unequal
-# that most of the table is never used.
+# Largest number of durations drawn per gradient. If more are needed, learners
+# are so unequal that most of the table would never be used.
 _MAX_DRAWS = 4
 
 
@@ -31,7 +31,7 @@ class _Arrivals(NamedTuple):
   start: np.ndarray
   # Place in this order of the same learner's gradient before; -1: none.
   previous: np.ndarray
-  # Of each learner: number of gradients, and the place of the last of them.
+  # For each learner: number of gradients, and the place of the last of them.
   count: np.ndarray
   last: np.ndarray
 
@@ -48,7 +48,7 @@ def simulate_sorted(
   """Records and gradients in flight, as `ServerLoop.run` returns them.
 
   Args:
-    protocol: Protocol that holds no learners; its clock becomes the last one.
+    protocol: Protocol that holds no learners; its clock is set to the last one.
     num_learners: Number of learners.
     num_gradients: Number of gradients that arrive.
     compute: Time model of a gradient.
@@ -129,7 +129,7 @@ def _ask_protocol(
       seen.append(clock)
       read.append(read_clock)
       fate = on_push(learner, steps[index], read_clock).fate
-      assert fate is not None  # A push has one.
+      assert fate is not None  # Every push has a fate.
       fates[first + index] = fate
       newest[learner] = clock if overlap else protocol.clock
     clocks[piece], read_clocks[piece] = seen, read
@@ -199,7 +199,7 @@ def _find_order(
     return np.arange(times.size, dtype=np.int32)
   order = np.argsort(times)
   ordered = times[order]
-  if np.any(ordered[1:] == ordered[:-1]):  # Ties go by learner.
+  if np.any(ordered[1:] == ordered[:-1]):  # Equal times: by learner.
     order = np.lexsort((np.arange(times.size) % num_learners, times))
   return order.astype(np.int32)
 
@@ -227,7 +227,7 @@ def _list_in_flight(
   last, has_pushed = arrivals.last, arrivals.count > 0
   if overlap:
     read_clock = clock[last]
-  else:  # After the own push: what the next one to arrive has seen.
+  else:  # Read after the own push: the clock that the next arrival saw.
     next_clock = clock[np.minimum(last + 1, len(clock) - 1)]
     read_clock = np.where(last + 1 < len(clock), next_clock, last_clock)
   columns = (

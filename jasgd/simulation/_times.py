@@ -167,7 +167,7 @@ def pareto(minimum: float = 1.0, exponent: float = 2.5) -> ComputeTime:
 
 
 def recorded(times: Sequence[float] | np.ndarray) -> ComputeTime:
-  """Recorded durations, repeated when the record is at its end.
+  """Recorded durations, which start again from the first after the last.
 
   Args:
     times: Durations that all workers have, or a table with a row for each step
@@ -294,7 +294,7 @@ def resampled(
   Args:
     times: Lists of durations, one for each worker, of any lengths.
     firsts: Rows with an entry for each worker: the durations of the first
-      steps, which are not drawn. They may be longer, as a worker compiles.
+      steps, which are not drawn, since a worker may compile in them.
     num_steps: Number of consecutive steps of a worker that take the same drawn
       duration: the steps of a push, if pushes were measured.
 

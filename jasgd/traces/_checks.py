@@ -1,4 +1,4 @@
-"""Checks of records: the first one that makes no sense is named by its number.
+"""Checks of records: an error names the number of the first bad record.
 
 A header has a checksum and a record has none, so any field may be damaged.
 """
@@ -11,7 +11,7 @@ from jasgd.traces import _trace
 
 _Kind = _schema.Kind
 
-# More calls, mixes or means than any run has: the next number must fit, too.
+# Above the number of groups in any run. The number after it must fit, too.
 _MAX_GROUP = 1 << 30
 _HUGE = np.finfo(np.float64).max
 _NODE_CHANGES = (
@@ -40,7 +40,7 @@ def refuse_record(
     name: Name of the field.
     values: Value of the field in each record.
     is_bad: Whether each value is bad.
-    rule: What the field must be, in words.
+    rule: Rule for the field, in words.
     numbers: Number of each record in its trace; None: 0, 1, and so on.
 
   Raises:
@@ -85,7 +85,7 @@ def check_records(trace: _trace.Trace) -> None:
 def check_history(
   trace: _trace.Trace, replica: int, *, is_server: bool = False
 ) -> None:
-  """Checks the file of one owner, which wants to continue it.
+  """Checks the file of one owner, before the owner continues it.
 
   Its records must follow each other: versions grow by 1 at each change, and
   only versions that exist are read.
@@ -112,7 +112,7 @@ def check_history(
   kinds = records['kind']
   if is_server:
     written = _SERVER_KINDS
-    # Whether these change the weights, the protocol decides.
+    # The protocol decides whether these change the weights.
     is_free = np.isin(kinds, (_Kind.JOIN, _Kind.LEAVE))
     is_free |= (kinds == _Kind.PUSH) & (records['fate'] == 0)
     changes = np.where(is_free, records['updates'], 0)
@@ -122,7 +122,7 @@ def check_history(
     changes = np.isin(kinds, _NODE_CHANGES).astype(int)
     last_worker = trace.header.get('num_workers', trace.num_workers) - 1
   has_worker = ~np.isin(kinds, (_Kind.RESTART, _Kind.END))
-  # Restarts that are void have made incarnations, too.
+  # Void restarts count, too: each of them began an incarnation.
   restarts = np.cumsum(trace.records['kind'] == _Kind.RESTART)
   restarts = restarts if numbers is None else restarts[numbers]
   is_bad = ~np.isin(kinds, written)
@@ -149,7 +149,7 @@ def check_history(
 def _take_valid(
   trace: _trace.Trace,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-  """The records that are not void; and their numbers, if there are others."""
+  """Records that are not void, and their numbers (None: no record is void)."""
   records = np.asarray(trace.records)
   if not np.any(trace.is_void):
     return records, None
@@ -160,7 +160,7 @@ def _take_valid(
 def _check_fields(
   trace: _trace.Trace, records: np.ndarray, numbers: np.ndarray | None
 ) -> None:
-  """Later code may use the numbers of workers and replicas as indices."""
+  """Checks numbers of workers and replicas, which are used as indices later."""
   kinds = records['kind']
   is_nodes = np.isin(kinds, (_Kind.STEP, _Kind.MIX, _Kind.MEAN))
   last_worker = max(trace.num_workers, 1) - 1
@@ -171,7 +171,7 @@ def _check_fields(
     ('step', True, 0, np.iinfo(np.int64).max),
     ('replica', is_nodes, 0, last_worker),
     ('replica', kinds == _Kind.PUSH, -_schema.MAX_WORKERS, -1),
-    # A server has parts with numbers below 0; so may a source have.
+    # The fragments of a server have numbers below 0, also as a source.
     ('replica', True, -_schema.MAX_WORKERS, last_worker),
     ('source', True, -_schema.MAX_WORKERS, last_worker),
   ):
@@ -192,7 +192,7 @@ def _check_versions(
   Args:
     records: Records of one replica.
     numbers: Their numbers in the trace, or None.
-    changes: By how much each of them raises the version.
+    changes: Number of versions that each of them makes.
     is_server: Whether learners push to the owner.
   """
   # A LOST has no version of its own.

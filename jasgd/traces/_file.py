@@ -35,8 +35,8 @@ import numpy as np
 
 from jasgd.traces import _schema
 
-# The first byte is no text in UTF-8, and the last two do not survive a transfer
-# as text.
+# The first byte is not valid in UTF-8, and a transfer as text would change the
+# last two: no text, and no file damaged in this way, is taken for a trace.
 MAGIC = b'\x93JASGD\r\n'
 VERSION = 2
 _PREFIX = struct.Struct('<8s5I')
@@ -48,20 +48,20 @@ _Path = str | os.PathLike[str]
 
 
 class Contents(NamedTuple):
-  """What there is in a file."""
+  """Header of a file, and position and number of its records."""
 
   header: dict[str, Any]
-  offset: int  # Where the records begin.
-  num_records: int  # Whole ones.
-  num_written: int  # Those that were there at first; 0: not known.
-  num_extra_bytes: int  # Of a record that is not whole.
+  offset: int  # Position of the first record.
+  num_records: int  # Number of whole records.
+  num_written: int  # Number written with the header; 0: not known.
+  num_extra_bytes: int  # Bytes of a partial record at the end.
 
 
 def encode_header(header: dict[str, Any]) -> bytes:
   """The header as JSON that anyone can read.
 
-  numpy's numbers and arrays become plain ones, and numbers that JSON has no
-  word for become 'inf', '-inf' and 'nan'.
+  Numbers and arrays of numpy become Python's. Numbers that JSON cannot write
+  become 'inf', '-inf' and 'nan'.
   """
   if not isinstance(header, dict):
     raise ValueError(f'header must be a dict, got {header!r}.')
@@ -72,7 +72,7 @@ def encode_header(header: dict[str, Any]) -> bytes:
 
 
 def is_same_header(header: dict[str, Any], other: dict[str, Any]) -> bool:
-  """Whether two headers say the same; the order is no matter."""
+  """Whether two headers are equal, whatever the order of their keys."""
   # The first round makes all keys strings, so that they can be sorted.
   texts = [
     json.dumps(json.loads(encode_header(each)), sort_keys=True)
@@ -90,9 +90,9 @@ def write_file(
   """Writes a trace under another name, then gives it its own.
 
   Args:
-    path: Where the file goes.
-    header: What JSON can hold.
-    records: All there are so far.
+    path: Path of the file.
+    header: JSON-serialisable header.
+    records: All records so far.
     sync: Whether to wait for the disk.
   """
   path = os.fspath(path)
@@ -111,7 +111,7 @@ def write_file(
     with open(part, 'xb') as file:
       file.write(prefix + _CHECKSUM.pack(zlib.crc32(prefix)) + text)
       file.write(np.ascontiguousarray(records).view(np.uint8).data)
-      if sync:  # Or a power cut could leave the name alone.
+      if sync:  # Otherwise, after a power cut, the named file could be empty.
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
@@ -140,7 +140,7 @@ def read_file(
         f'{contents.num_written} records are there. allow_truncated=True reads '
         'these.'
       )
-    if not contents.num_records:  # There is nothing to map.
+    if not contents.num_records:  # An empty range cannot be mapped.
       return np.zeros(0, _schema.RECORD), contents.header
     records = np.memmap(
       file,
@@ -153,13 +153,13 @@ def read_file(
 
 
 def inspect_file(path: str) -> Contents:
-  """What there is in a file now, if it is a trace."""
+  """Contents of a file now; raises a TraceError if it is not a trace."""
   with _open(path) as file:
     return _inspect(file, path)
 
 
 def _open(path: str) -> BinaryIO:
-  """Opens a file for reading, or says what is wrong with the path."""
+  """Opens a file for reading; raises a TraceError if there is none."""
   try:
     return open(path, 'rb')
   except FileNotFoundError:
@@ -173,7 +173,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _inspect(file: BinaryIO, path: str) -> Contents:
-  """What there is in an open file now."""
+  """Contents of an open file now."""
   header, offset, num_written = _read_header(file, path)
   size = os.fstat(file.fileno()).st_size
   num_records, num_extra = divmod(size - offset, _schema.RECORD.itemsize)
@@ -181,7 +181,7 @@ def _inspect(file: BinaryIO, path: str) -> Contents:
 
 
 def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int, int]:
-  """The header of an open file, where records begin, how many there were."""
+  """Header of an open file, position of the first record, and `num_written`."""
   prefix = file.read(_PREFIX_SIZE)
   if not prefix:
     raise _schema.TraceError(f'{path!r} is empty.')
@@ -190,7 +190,7 @@ def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int, int]:
       f'{path!r} is not a trace: it begins with {prefix[: len(MAGIC)]!r}, not '
       f'with {MAGIC!r}.'
     )
-  # The version goes first: others may have other things behind it.
+  # The version is checked first: after it, other versions may differ.
   version = int.from_bytes(prefix[8:12], 'little')
   if len(prefix) >= 12 and version != VERSION:
     raise _schema.TraceError(
@@ -223,7 +223,7 @@ def _read_header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int, int]:
 
 
 def _to_plain(value: Any) -> Any:
-  """What JSON does not know of, as what it does."""
+  """Converts a value of numpy to one that JSON can hold."""
   if isinstance(value, (np.generic, np.ndarray)):
     value = value.tolist()
   if isinstance(value, dict):

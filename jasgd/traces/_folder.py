@@ -12,7 +12,7 @@ from jasgd.traces import _schema
 
 _Path = str | os.PathLike[str]
 
-# What the headers of all files of a run have in common. Hosts may differ.
+# Keys that are equal in the headers of all files of a run. Hosts may differ.
 _COMMON_KEYS = ('config', 'seed', 'num_workers', 'strategy')
 
 
@@ -53,7 +53,7 @@ def read_folder(
   found = _list_files(folder)
   if not found:
     raise _schema.TraceError(f'There is no trace in {str(folder)!r}.')
-  # A node's first, as it says how many there are.
+  # A header of a node, if possible: it has the number of nodes.
   found.sort(key=lambda replica: (replica < 0, replica))
   paths = {replica: folder / get_file_name(replica) for replica in found}
   contents = {
@@ -80,15 +80,15 @@ def read_folder(
         'headers differ.'
       )
     _check_owner(replica, parts[replica])
-  # Nodes may still be writing: only what was there at first is needed.
+  # Nodes may still be writing: only records that were inspected are required.
   num_needed = {replica: each.num_records for replica, each in contents.items()}
   return _merge.merge_records(parts, num_needed), header
 
 
 class TraceTail:
-  """Reads new records of a folder's files, from where it stopped last time.
+  """Reads the records that were added to a folder's files since the last read.
 
-  The cost grows with what is new, not with the length of the run. Records come
+  The cost grows with the new records, not with the length of the run. They come
   in the order of the owners' clocks; for the order of cause and effect, and for
   hosts whose clocks differ, see `Trace.load`.
 
@@ -101,7 +101,7 @@ class TraceTail:
     self._num_read: dict[int, int] = {}
 
   def read(self) -> np.ndarray:
-    """The records that were written since the last call, by their end."""
+    """The records written since the last call, in the order of `end_time`."""
     parts = [self._read_on(replica) for replica in _list_files(self._folder)]
     records = np.concatenate([np.zeros(0, _schema.RECORD), *parts])
     return records[np.argsort(records['end_time'], kind='stable')]
@@ -138,7 +138,7 @@ _OWNERS_KINDS = (
 
 
 def _check_owner(replica: int, records: np.ndarray) -> None:
-  """Raises a TraceError for the file of another owner, by another name."""
+  """Raises a TraceError if a file has the records of another owner."""
   is_others = np.isin(records['kind'], _OWNERS_KINDS)
   is_others &= records['replica'] != replica
   if np.any(is_others):

@@ -1,4 +1,4 @@
-"""By how many steps the fastest worker leads the slowest, all along."""
+"""Lead of the fastest worker over the slowest, in steps."""
 
 import collections
 
@@ -32,7 +32,8 @@ def follow_lead(records: np.ndarray, num_workers: int) -> np.ndarray:
 
   Args:
     records: Gradients, joins and leaves that are not void.
-    num_workers: Number of workers; one without a record is present all along.
+    num_workers: Number of workers. Those without a JOIN are present from the
+      start.
 
   Returns:
     An entry for each gradient.
@@ -53,7 +54,7 @@ def follow_lead(records: np.ndarray, num_workers: int) -> np.ndarray:
     elif kind == _schema.Kind.LEAVE:
       race.leave(worker)
     else:
-      if fate != protocols.Fate.DROPPED_GONE:  # Of one that is gone.
+      if fate != protocols.Fate.DROPPED_GONE:  # Its worker has left the race.
         race.step(worker)
       leads.append(race.fastest - race.slowest)
   return np.array(leads, np.int64)
@@ -62,8 +63,8 @@ def follow_lead(records: np.ndarray, num_workers: int) -> np.ndarray:
 class _Race:
   """How many steps each worker has made, and the largest and smallest number.
 
-  Both ends move by one at a time, and the upper one no further down than it
-  came up, so an event costs O(1) on average.
+  Both numbers move by one at a time, and the largest one moves down no further
+  than it has moved up. So an event costs O(1) on average.
   """
 
   def __init__(self, runners: set[int]) -> None:

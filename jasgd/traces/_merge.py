@@ -1,7 +1,7 @@
 """The files of several owners as one trace, in an order of cause and effect.
 
-Clocks of two hosts cannot be compared, so times alone give no order. But
-weights must exist before they are read, and that does.
+Clocks of two hosts cannot be compared, so times alone give no order. The order
+follows from this: weights must exist before they are read.
 """
 
 import collections
@@ -158,7 +158,7 @@ class _Merge:
     return reads
 
   def _find_end(self, node: int) -> int:
-    """The end of the records that belong together: those of one mix."""
+    """Index after a node's next record, or after all records of one mix."""
     columns, index = self._columns[node], self._next[node]
     kinds, groups = columns['kind'], columns['group']
     end = index + 1
@@ -215,5 +215,5 @@ def _number_rounds(columns: Mapping[str, list]) -> dict[int, int]:
 
 
 def describe_replica(replica: int) -> str:
-  """What a message calls a replica."""
+  """Name of a replica in messages."""
   return 'the centre' if replica == _schema.SERVER else f'node {replica}'

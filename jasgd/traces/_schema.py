@@ -4,7 +4,7 @@ A run has *replicas*: sets of weights, each with a version that grows by one at
 every change. Worker i's replica (a node's, or a learner's own) has number i, a
 server or an elastic centre has number `SERVER`, and further fragments of a
 server's weights have the numbers below it. A record tells what happened to one
-replica. Its owner writes it before anybody else can see the result.
+replica. Its owner writes it before any other process can see the result.
 """
 
 import enum
@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
   MIX = 3  # Weights of another replica were mixed into this one.
   MOVE = 4  # The centre moved by the force of a node.
   MEAN = 5  # This node's part in an average over all nodes (all-reduce).
-  LOST = 6  # What was sent to a dead node; a force that the centre refused.
+  LOST = 6  # A message or question to a dead node; a force that was refused.
   JOIN = 7  # A worker came. A node that joins late mixes next, if it can.
   LEAVE = 8  # A worker left, or was lost.
   RESTART = 9  # The replica's owner came back with earlier weights.
@@ -38,11 +38,11 @@ class Kind(enum.IntEnum):
 # The server's replica, or the centre's.
 SERVER = -1
 
-# More workers, or updates between two, than any run has: a record with such a
-# number is damaged, and arrays of that length would not fit in memory.
+# Above the number of workers, and the staleness, of any run: a record with such
+# a number is damaged, and arrays of that length would not fit in memory.
 MAX_WORKERS = MAX_STALENESS = 1 << 24
 
-# The kinds that are one gradient.
+# The kinds of records that stand for one gradient.
 GRADIENTS = (Kind.PUSH, Kind.STEP)
 
 # Little-endian on every machine. Every field lies on a multiple of its size, so
@@ -51,7 +51,7 @@ GRADIENTS = (Kind.PUSH, Kind.STEP)
 RECORD = np.dtype(
   [
     ('kind', 'u1'),
-    # Of a PUSH: what became of the gradient, a `protocols.Fate`.
+    # PUSH: fate of the gradient, a `protocols.Fate`.
     ('fate', 'u1'),
     # 1: this record made `version`, alone or with others of its group. 0: it
     # changed no weights.
@@ -60,25 +60,25 @@ RECORD = np.dtype(
     # Digest of the new weights, by which a replay finds its first difference.
     # 0: not known.
     ('digest', '<u2'),
-    # Of a JOIN: devices that the worker spreads a minibatch over; 0 means 1.
+    # JOIN: devices that the worker spreads a minibatch over; 0 means 1.
     ('num_devices', '<u2'),
     # The replica that this record is about.
     ('replica', '<i4'),
     # The worker that computed, sent, asked, came or left.
     ('worker', '<i4'),
-    # The other replica whose weights are read: by a MIX or MOVE. Of a LOST: the
-    # node that should have received the message.
+    # MIX, MOVE: the other replica, whose weights are read. LOST: the node that
+    # should have received the message.
     ('source', '<i4'),
     # Records with equal numbers above 0 belong together: updates of a replica
     # that one call made, as several at once round differently; the sources of
     # one mix of a replica; the members of one mean. A number is never reused.
     ('group', '<i4'),
-    # Of the replica's owner: grows by 1 at each RESTART.
+    # Incarnation of the replica's owner: grows by 1 at each RESTART.
     ('incarnation', '<i4'),
-    # Samples of the gradient.
+    # Number of samples in the gradient's minibatch.
     ('samples', '<i4'),
     # Minibatches that `worker` has computed so far, those of this gradient
-    # included. Of a MOVE: moves that the centre has made.
+    # included. MOVE: moves that the centre has made.
     ('step', '<i8'),
     # Version of `replica` after this record. A RESTART of a server goes back to
     # an earlier version, in a new incarnation; a node or a centre gets a new
@@ -89,12 +89,12 @@ RECORD = np.dtype(
     # (-1: it was a question), or what a worker that LEAVEs was computing on
     # (-1: nothing).
     ('read_version', '<i8'),
-    # Version of `source` that was read. Of a MOVE: that of the node before its
+    # Version of `source` that was read. MOVE: version of the node before its
     # own mix with the centre.
     ('source_version', '<i8'),
     # Steps in the weights of `source`: `step` of its last record by then.
     ('source_step', '<i4'),
-    # Of a RESTART of a server: the index of the last record that is still
+    # RESTART of a server: the index of the last record that is still
     # valid. A group of gradients may be half filled there, so a version would
     # not do. The records between that one and this are void.
     ('stands', '<i4'),
@@ -106,13 +106,13 @@ RECORD = np.dtype(
     ('mass', '<f8'),
     # Seconds since the run began, by the owner's clock. NaN: not known.
     ('start_time', '<f8'),  # The work began: the worker had its weights.
-    ('compute_time', '<f8'),  # Of a PUSH: a duration, by the learner's clock.
+    ('compute_time', '<f8'),  # PUSH: a duration, by the learner's clock.
     ('end_time', '<f8'),  # The work was done, or a push had arrived.
-    ('release_time', '<f8'),  # Of a PUSH, FETCH: the learner was answered.
+    ('release_time', '<f8'),  # PUSH, FETCH: the learner was answered.
   ]
 )
 
-# What `Trace.in_flight` holds of each gradient that was never received.
+# Fields of `Trace.in_flight`, for each gradient that was never received.
 IN_FLIGHT = np.dtype(
   [
     ('worker', '<i4'),

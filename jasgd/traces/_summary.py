@@ -21,7 +21,7 @@ class WorkerSummary:
   num_applied: np.ndarray
   num_mixes: np.ndarray
   mean_staleness: np.ndarray  # Of applied gradients; NaN if there are none.
-  max_staleness: np.ndarray  # Likewise.
+  max_staleness: np.ndarray  # Of applied gradients; NaN if there are none.
   lag: np.ndarray  # Gradients behind the worker with the most, at the end.
   times: statistics.WorkerTimes
   traffic: statistics.Traffic
@@ -36,8 +36,8 @@ class Summary:
   num_gradients: int
   num_updates: int  # By optimizers.
   num_mixes: int  # Of nodes; the centre's moves are not counted.
-  num_missing: int  # Asked for, but their workers were gone for good.
-  num_void: int  # Gradients that were lost with a server; in nothing else here.
+  num_missing: int  # Gradients not made, as their workers were gone for good.
+  num_void: int  # Gradients lost with a server; all other fields omit them.
   num_restarts: int  # Of owners: a server, or nodes.
   clock: int  # The server's at the end, or the steps of all nodes.
   duration: float  # In seconds.
@@ -71,8 +71,9 @@ def summarize(trace: _trace.Trace) -> Summary:
   steps of a centre are its moves. The *lag* is the number of steps that the
   node has made, minus those in its source's weights: below 0, the source is
   ahead. A mix with the centre has no lag; a mean has neither. Ages depend on
-  the order of what two nodes did, which is by their clocks where neither has
-  read the other's weights: on several hosts they are as good as these agree.
+  the order of the records of two nodes. Where neither has read the other's
+  weights, this order is by their clocks: on several hosts, ages are only as
+  exact as these clocks agree.
 
   Args:
     trace: A trace.
@@ -275,7 +276,7 @@ def _format_updates(summary: Summary) -> list[str]:
 
 
 def _list_megabytes(summary: Summary, sent: str, received: str) -> list[str]:
-  """What workers sent and received in all, by these names, if it is known."""
+  """Total megabytes that workers sent and received, if they are known."""
   traffic = summary.workers.traffic
   return [
     f'{name} {num_bytes.sum() / 1e6:.4g} MB'

@@ -305,8 +305,8 @@ class Trace:
   def staleness(self) -> np.ndarray:
     """Tau: updates between a gradient's weights and its own update.
 
-    Of a gradient that is in no update, dropped or pending, those until it
-    arrived.
+    For a gradient that is in no update, since it was dropped or is pending: the
+    updates until it arrived.
     """
     return _freeze(self.clock - self.read_version)
 
@@ -369,12 +369,12 @@ class Trace:
     records = self.records[start:stop]
     restarts = self._restarts if start else np.arange(0)
     restarts = restarts[(restarts >= start) & (restarts < stop)]
-    if len(restarts):  # They count records from the start of the file.
+    if len(restarts):  # They name a record by its index in the whole trace.
       records = np.array(records)
       resumed = records['stands'][restarts - start] - start
       records['stands'][restarts - start] = np.maximum(resumed, -1)
     trace = Trace(records)
-    # Not copied: with the work in flight of many learners it can be long.
+    # Not copied: it can be long, as it lists the gradients in flight.
     object.__setattr__(trace, 'header', self.header)
     return trace
 
@@ -387,7 +387,7 @@ class Trace:
     ) and _file.is_same_header(self.header, other.header)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    # Without the columns that were looked at, and read-only again.
+    # Cached columns are left out, and the new trace is read-only, too.
     return Trace, (np.asarray(self.records), self.header)
 
   def __repr__(self) -> str:
@@ -415,7 +415,7 @@ class Trace:
   def _find_last_versions(self) -> int | np.ndarray:
     """The version at the end of the replica that each gradient was pushed to.
 
-    A number if the server has one replica. Of a STEP it has no meaning.
+    A number if the server has one replica. For a STEP it has no meaning.
     """
     is_server = (self.records['replica'] < 0) & ~self.is_void
     indices = np.flatnonzero(is_server)
@@ -425,8 +425,8 @@ class Trace:
     versions = self.records['version'][indices]
     if np.all(replicas == replicas[-1]):
       return int(versions[-1])
-    # The server is divided into fragments, each with versions of its own. Of
-    # each, the first in reverse order is the last one.
+    # The server is divided into fragments, each with versions of its own. The
+    # last version of each is the first one in reverse order.
     numbers, last = np.unique(replicas[::-1], return_index=True)
     own = np.searchsorted(numbers, self._column('replica'))
     return versions[::-1][last][np.minimum(own, len(numbers) - 1)]
@@ -447,6 +447,6 @@ class Trace:
 
 
 def _freeze(array: np.ndarray) -> np.ndarray:
-  """The same array, for reading only."""
+  """The same array, made read-only."""
   array.flags.writeable = False
   return array

@@ -20,12 +20,12 @@ class TraceWriter:
   """Appends records to a file, which can be read at the same time.
 
   Every process that owns replicas has a file of its own. A file that exists is
-  continued, after a crash too: part of a record at its end is cut off, which
-  `num_bytes_cut` and the log tell. A file has one writer at a time.
+  continued, after a crash too: a partial record at its end is cut off, and
+  reported in `num_bytes_cut` and the log. A file has one writer at a time.
 
   Args:
-    path: Path of the file. That of a server is a run's whole trace; nodes and a
-      centre have files in one folder, see `Trace.load`.
+    path: Path of the file. The file of a server is a run's whole trace; nodes
+      and a centre have files in one folder, see `Trace.load`.
     header: Header of a new file. A file that exists keeps its own, so give
       the same one, or None, which means the header in the file or an empty one.
 
@@ -85,7 +85,7 @@ class TraceWriter:
       records: An array of dtype `RECORD`.
 
     Raises:
-      ValueError: if it is not, or the writer is closed.
+      ValueError: if the dtype is another one, or the writer is closed.
     """
     if getattr(records, 'dtype', None) != _schema.RECORD:
       raise ValueError(

@@ -1,7 +1,7 @@
-"""Numbers that explain a trace. Each function is pure and vectorised.
+"""Statistics of a trace. Each function is pure and vectorised.
 
-What a restart made void is left out, as in the columns. Arrays over workers
-have an entry for each of `trace.num_workers`. 0 divided by 0 is NaN.
+Records that a restart made void are left out, as in the columns. Arrays over
+workers have an entry for each of `trace.num_workers`. 0 divided by 0 is NaN.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from jasgd.traces import _schema
 from jasgd.traces import _trace
 
 PERCENTILES = (50, 95, 99)
-_ROUNDING = 1e-9  # Of sums of masses, relative.
+_ROUNDING = 1e-9  # Largest relative rounding error of a sum of masses.
 _Kind = _schema.Kind
 
 
@@ -28,7 +28,7 @@ class Distribution:
   std: float
   min: float
   max: float
-  percentiles: dict[int, float]  # Of `PERCENTILES`.
+  percentiles: dict[int, float]  # Keys are `PERCENTILES`.
   values: np.ndarray  # The numbers that occur, ascending.
   counts: np.ndarray  # How often each of them occurs.
 
@@ -48,8 +48,8 @@ class WorkerTimes:
 
   busy: np.ndarray  # Computing.
   waiting: np.ndarray  # Held back by the server, or waiting for a mix.
-  communication: np.ndarray  # From weights to a push's arrival, not computing.
-  idle: np.ndarray  # The run's duration without the busy time.
+  communication: np.ndarray  # From weights to a push's arrival, minus `busy`.
+  idle: np.ndarray  # The run's duration, minus `busy`.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ class Traffic:
   """What each worker sent and received: arrays over workers.
 
   Messages hold weights or gradients; those of an all-reduce count by size.
-  Bytes are None if the header does not say what a message weighs.
+  Bytes are None if the header does not have the size of a message.
   """
 
   num_sent: np.ndarray
@@ -87,7 +87,7 @@ class Deaths:
 
 
 def count_fates(trace: _trace.Trace) -> dict[protocols.Fate, int]:
-  """How many gradients had which fate.
+  """Counts the gradients with each fate.
 
   Args:
     trace: A trace.
@@ -184,7 +184,7 @@ def _count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_times(trace: _trace.Trace) -> WorkerTimes:
-  """Where each worker's time went.
+  """Measures how long each worker computed, waited and communicated.
 
   From its snapshot to its release, a learner is computing, or waiting at the
   server (until `find_wait_ends`), or else communicating, with the queues on the
@@ -282,13 +282,13 @@ def find_wait_ends(trace: _trace.Trace) -> np.ndarray:
 def count_traffic(trace: _trace.Trace) -> Traffic:
   """What each worker sent and received.
 
-  With a server, each gradient is a push. Each recorded fetch is a pull; where
-  none are recorded, a learner pulls for every gradient: for those in flight
-  too, and for those that were lost with a learner, which its LEAVE tells. Bytes
-  are by `bytes_per_push` and `bytes_per_pull` of the header. Between nodes,
-  every mix is a message, of `bytes_per_push` bytes; a mean is 2 (n - 1) pieces
-  of 1/n of a message for each node, or what the header's `messages_per_mean`
-  says.
+  With a server, each gradient is a push. Each recorded fetch is a pull. If none
+  are recorded, a learner pulls for every gradient, including those in flight
+  and those that were lost with a learner (its LEAVE records this). The header
+  has the sizes, `bytes_per_push` and `bytes_per_pull`. Between nodes, every mix
+  is a message of `bytes_per_push` bytes. A mean is `messages_per_mean` messages
+  for each node, if the header has that number; otherwise it is 2 (n - 1) pieces
+  of 1/n of a message.
 
   Args:
     trace: A trace.
@@ -355,10 +355,10 @@ def _count_messages(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_lead(trace: _trace.Trace) -> np.ndarray:
-  """By how many steps the fastest worker led the slowest, all along.
+  """Lead of the fastest worker over the slowest, in steps, after each gradient.
 
-  Among those that were present: steps are counted from 0 in this trace, and
-  those of a worker that joins from the number that the slowest has then.
+  Only workers that are present count. Steps are counted from 0 in this trace;
+  those of a worker that joins, from the number that the slowest has then.
 
   Args:
     trace: A trace.
@@ -384,14 +384,14 @@ def measure_speedup(trace: _trace.Trace) -> float:
   """How much faster gradients came than from one worker alone.
 
   speed-up = applied gradients per second * seconds per gradient of the fastest
-  worker, alone: one that never waits nor communicates. The fastest is the
-  one that computed the shortest on average.
+  worker, alone: one that neither waits nor communicates. The fastest worker is
+  the one with the shortest computing time on average.
 
   Args:
     trace: A trace.
 
   Returns:
-    The speed-up in gradients. What staleness costs in convergence is not in it.
+    The speed-up in gradients. It ignores that staleness slows convergence.
 
   Examples:
     >>> from jasgd import traces
@@ -489,8 +489,8 @@ def measure_ages(trace: _trace.Trace) -> np.ndarray:
   is_progress = (kind == _Kind.STEP) | (kind == _Kind.MOVE)
   is_progress |= kind == _Kind.RESTART
   is_mix = kind == _Kind.MIX
-  # (replica, place) as one number: so the last progress of a source is found by
-  # searching, for all mixes at once.
+  # (replica, place) as one number: so one search finds the last progress of the
+  # source of every mix.
   place, stride = np.arange(len(records)), len(records) + 1
   keys = replica[is_progress] * stride + place[is_progress]
   order = np.argsort(keys)
@@ -503,7 +503,8 @@ def measure_ages(trace: _trace.Trace) -> np.ndarray:
   )
   now = np.zeros(len(source), np.int64)
   now[has_progress] = steps[found[has_progress]]
-  # A peer that went back to a checkpoint may have fewer than there are in it.
+  # A peer that went back to a checkpoint may have made fewer steps than are in
+  # the weights that were mixed in.
   return np.maximum(now - records['source_step'][is_mix], 0)
 
 
@@ -571,13 +572,13 @@ def find_deaths(trace: _trace.Trace) -> NodeRecords:
 
 
 def _find_silent(records: np.ndarray, follows: np.ndarray) -> np.ndarray:
-  """Whether each record is its node's last, and the node would have gone on."""
+  """Whether a record is its node's last, and the node was silent too long."""
   node, times = records['replica'], records['end_time']
   num_nodes = int(node.max(initial=-1)) + 1
   longest = np.full(num_nodes, np.nan)
   gaps = np.diff(times, prepend=times[:1])
   np.fmax.at(longest, node[follows], gaps[follows])
-  # Of a node with one record, only the time that this one took is known.
+  # For a node with one record, only the duration of this record is known.
   first, seconds = node[~follows], (times - records['start_time'])[~follows]
   longest[first] = np.where(np.isnan(longest[first]), seconds, longest[first])
   is_last = ~_shift(follows, -1)
@@ -589,7 +590,7 @@ def _find_silent(records: np.ndarray, follows: np.ndarray) -> np.ndarray:
 
 
 def _shift(flags: np.ndarray, places: int = 1) -> np.ndarray:
-  """The flag of the record before, or after for -1; False where is none."""
+  """The flag of the record before, or after for -1; False if there is none."""
   shifted = np.zeros_like(flags)
   if places > 0:
     shifted[1:] = flags[:-1]
@@ -601,10 +602,10 @@ def _shift(flags: np.ndarray, places: int = 1) -> np.ndarray:
 def count_deaths(trace: _trace.Trace) -> Deaths:
   """Counts the deaths of nodes, see `find_deaths`, and the mass that was lost.
 
-  Lost mass is what nodes began with, 1 each but for joiners, minus what those
-  that did not die have at the last. Messages that a node had received and not
-  mixed when it died are in no record; messages on their way at the end of the
-  trace count as lost.
+  Lost mass is the first mass of all nodes (1 each, joiners 0) minus the last
+  mass of those that did not die. So it includes messages that a node had
+  received and not mixed when it died, which are in no record, and messages on
+  their way at the end of the trace.
 
   Args:
     trace: A trace of nodes.
@@ -629,14 +630,14 @@ def count_deaths(trace: _trace.Trace) -> Deaths:
 
 
 def find_downtimes(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
-  """When a run of real nodes was ended and went on later.
+  """Finds the times in which no node of a real run was at work.
 
   Args:
     trace: A trace of nodes.
 
   Returns:
-    For each RESTART, its time, and for how many seconds nobody had written
-    anything before it: hardly any, while others go on.
+    For each RESTART, its time, and the seconds before it without a record of
+    any node. They are close to 0 if other nodes were at work.
   """
   records = trace.records[np.argsort(trace.records['end_time'], kind='stable')]
   is_return = records['kind'] == _Kind.RESTART
@@ -647,13 +648,13 @@ def find_downtimes(trace: _trace.Trace) -> tuple[np.ndarray, np.ndarray]:
 def _add_durations(records: np.ndarray, num_workers: int) -> np.ndarray:
   """The seconds that the records of each replica took."""
   seconds = records['end_time'] - records['start_time']
-  # Without any records numpy counts in integers.
+  # numpy returns integers if there are no records.
   return np.bincount(records['replica'], seconds, num_workers).astype(float)
 
 
 def _sum_by_worker(trace: _trace.Trace, values: np.ndarray) -> np.ndarray:
-  """Sums over the gradients of each worker, without those not known."""
+  """Sums over the gradients of each worker; values that are NaN count as 0."""
   known = np.where(np.isnan(values), 0.0, values)
   return np.bincount(
     trace.worker, weights=known, minlength=trace.num_workers
-  ).astype(float)  # Without any gradients numpy counts in integers.
+  ).astype(float)  # numpy returns integers if there are no gradients.

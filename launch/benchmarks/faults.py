@@ -55,10 +55,10 @@ TASKS: dict[str, dict[str, Any]] = {
 # A task whose gradient is sent in two chunks: see `make_wide_task`.
 WIDE: dict[str, Any] = {'name': f'{__name__}:make_wide_task', 'batch': 4}
 VICTIMS = ('server', 'learner', 'node')
-# In the place of a point: a process is killed at a random time.
+# Instead of the name of a point: the process is killed at a random time.
 RANDOM = 'random'
 NUM_WORKERS = 3
-NUM_UPDATES = 100  # Or steps of each node.
+NUM_UPDATES = 100  # Updates of a server, or steps of each node.
 _STEP_SECONDS = 0.03  # Least seconds of a gradient.
 _INTERVAL = 0.002  # Seconds between looks at processes and trace.
 
@@ -69,14 +69,14 @@ class Fault(NamedTuple):
   strategy: str  # In `PEER_STRATEGIES` if the victim is a node.
   optimizer: str
   wire: str
-  point: str  # Of `_crash.POINTS`, `_crash.LEARNER_POINTS`, or `RANDOM`.
-  # Kill when the point is reached for this time, or when the trace has as many
-  # records.
+  point: str  # In `_crash.POINTS` or `_crash.LEARNER_POINTS`; or `RANDOM`.
+  # Kill when the point is reached for the `count`-th time; at a random time:
+  # when the trace has `count` records.
   count: int
   victim: str  # One of `VICTIMS`.
   task: str = 'logistic'  # 'wide' if the point is 'sending'.
   number: int = 0  # Number of the node, or of a learner that is killed itself.
-  fraction: float = 0.0  # At a random time: of a step, after the last record.
+  fraction: float = 0.0  # Random time: delay after the last record, in steps.
 
   @property
   def process(self) -> str:
@@ -97,7 +97,7 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """How a run with a fault ended."""
+  """Outcome of a run with a fault."""
 
   num_restarts: int
   num_left: int  # Learners that left, or nodes that were lost, before the end.
@@ -154,9 +154,9 @@ def make_wide_task(batch: int) -> tasks.Task:
 def time_recovery(workdir: str) -> Iterator[list[float]]:
   """Measures the seconds from a kill to the next applied push or mix.
 
-  The times in a trace do not count the seconds that the server was down, hence
-  a clock of our own: a thread that looks for a child process that has ended,
-  and then for a new applied gradient, or a new mix, in the trace.
+  The times in a trace leave out the seconds in which the server was down. So a
+  thread measures them: it waits until a child process has ended, and then until
+  the trace has a new applied gradient or a new mix.
 
   Args:
     workdir: The folder of the run.
@@ -212,7 +212,7 @@ def _count_applied(workdir: str) -> int:
 
 @contextlib.contextmanager
 def kill_at_random(fault: Fault, workdir: str) -> Iterator[None]:
-  """Kills a child process at the time that a fault says, meanwhile.
+  """Kills a child process at the random time of a fault, within the context.
 
   Args:
     fault: The fault; nothing is done if it has a named point.
@@ -248,8 +248,8 @@ def kill_at_random(fault: Fault, workdir: str) -> Iterator[None]:
 class _Children:
   """The members of a run, and whether one of them has ended.
 
-  A handle of a process tells of its end even if the supervisor, which looks at
-  the same processes, has waited for it before.
+  A handle shows that a process has ended even if the supervisor, which watches
+  the same processes, has already waited for it.
   """
 
   def __init__(self) -> None:

@@ -1,21 +1,22 @@
 """One mix against one all-reduce, and against a copy of the same bytes.
 
-Mixes: every device holds so many megabytes. `x copy` is against a copy in
-memory of what all devices of a process hold, in all processes at once. Devices
-are those of one process, under pmap and shard_map, or of several processes,
-under shard_map over jax.distributed (gloo). `pull` is the time that a real node
-waits which pulls from a random other one over a wire, until its weights are
-mixed; its `x all-reduce` is against that of as many processes above.
+Mixes: `MB` is the size of the weights of each device. `x copy` is the ratio to
+a copy in memory of the weights of all devices of a process, in all processes at
+once. Devices are those of one process, under pmap and shard_map, or of several
+processes, under shard_map over jax.distributed (gloo). `pull` is the time that
+a real node waits until it has pulled the weights of a random other node over a
+wire and mixed them; its `x all-reduce` is the ratio to the all-reduce, above,
+of as many processes.
 
 Nodes: all nodes in virtual time on one device (batch 16; `mnist` is LeNet-5 on
 28 x 28 random pixels, `digits` a small LeNet whose steps are short), from the
 simulation to the last weights, against as many plain steps: value_and_grad and
 an optax update, donated, without our engine (`bare loop`: compiled as one loop;
 `bare steps`: a loop in Python over a compiled step), and against our engine
-with one node. One thread, CPU time. The goal is at most 1.25 x what is faster
-of the two bare ones.
+with one node. One thread, CPU time. The goal is at most 1.25 x the faster one
+of the two bare programs.
 
-All of it in turns; a ratio is the median of the ratios of rounds.
+All programs run in turns; a ratio is the median of the ratios of rounds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +37,9 @@ from launch.benchmarks import processes
 GOAL = 1.25
 WIRES = ('memory', 'flight')
 _TIMEOUT = 600.0  # Seconds of one size, or one turn.
-_LARGE = 64 << 20  # Bytes of which fewer rounds are needed.
+_LARGE = 64 << 20  # Bytes from which fewer rounds are enough.
 
-# Of the rounds, or mixes, of one program.
+# Seconds of the rounds, or mixes, of one program.
 Seconds = Sequence[float]
 
 
@@ -69,9 +70,9 @@ def print_mix(
     runner: 'pmap', 'shard_map', or the wire.
     size: Bytes of a device or node.
     rule: Name of the mix.
-    seconds: Those of the rounds.
-    *ratios: To an all-reduce, to a copy, and of pmap to shard_map; None if
-      there is none.
+    seconds: Seconds of each round.
+    *ratios: Ratios to an all-reduce, to a copy, and of pmap to shard_map; None
+      if there is none.
   """
   cells = ['-' if ratio is None else f'{ratio:.2f}' for ratio in ratios]
   print(
@@ -128,7 +129,7 @@ def run_devices(
 def print_mixes(
   where: str, size: int, found: Mapping[tuple[str, str], Seconds]
 ) -> None:
-  """Prints the lines of one size: each (runner, rule), and the copy."""
+  """Prints the lines of one size: one for each (runner, rule), and the copy."""
   copy = found['', worker.COPY]
   for (runner, rule), seconds in found.items():
     if rule != worker.COPY:
@@ -236,7 +237,7 @@ def run_simulations(
 def judge(
   results: Mapping[tuple[str, int], Mapping[str, Seconds]],
 ) -> list[str]:
-  """Says for every task and strategy whether the goal is met.
+  """Decides for every task and strategy whether the goal is met.
 
   The worst number of nodes counts, against the faster bare program.
 
@@ -244,7 +245,7 @@ def judge(
     results: (task, number of nodes) -> program -> seconds of its rounds.
 
   Returns:
-    A line for each.
+    A line for each task and strategy.
   """
   lines = []
   tasks = dict.fromkeys(task for task, _ in results)
@@ -288,4 +289,4 @@ def run(quick: bool) -> None:
   )
   print('\n'.join(['', *judge(results)]), flush=True)
   if quick:
-    print('That was too short to judge by.', flush=True)
+    print('These runs are too short for a verdict.', flush=True)

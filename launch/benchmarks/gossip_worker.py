@@ -59,7 +59,7 @@ _TASKS: dict[str, Callable[[], tasks.Task]] = {
 _BYTES_PER_ROUND = 16 << 20
 _MAX_CALLS = 8
 _NUM_COPIES = 5
-# Rounds, or mixes: the first ones connect, and touch fresh memory.
+# Rounds, or mixes, that are not counted: they connect, and touch fresh memory.
 _NUM_WARM_UP = 2
 
 
@@ -188,7 +188,7 @@ def join_nodes(
   Returns:
     A function of a wire, the bytes of the weights and the number of steps,
     which does the node's part of a run. The seconds of its mixes are in the
-    trace; it answers with `copy_seconds`, of as many bytes.
+    trace; it answers with `copy_seconds`: times of copies of as many bytes.
   """
   runtime.compute_in_place()
 
@@ -246,7 +246,8 @@ def make_simulations() -> Callable[[str, int, int, str], Answer]:
   Returns:
     A function of a task, a number of nodes, the steps of all nodes together and
     a program, which runs the program once. It answers with `seconds` of CPU
-    time: the time on the wall if nothing else runs. Compiled programs are kept.
+    time, which is the elapsed time if nothing else runs. Compiled programs are
+    kept.
   """
   processes.pin(1)
   make_task = functools.cache(lambda name: _TASKS[name]())
@@ -280,7 +281,7 @@ def make_simulations() -> Callable[[str, int, int, str], Answer]:
 def _make_bare(
   task: tasks.Task, num_steps: int, is_loop: bool
 ) -> Callable[[], float]:
-  """Momentum SGD as anybody would write it, without our engine."""
+  """Momentum SGD in plain jax and optax, without our engine."""
   weights = task.init(tasks.fold_key(0, 0, 0))
   examples, key = task.data['examples'], tasks.fold_key(0, 0, 0)
   indices = np.random.default_rng(0).integers(

@@ -13,9 +13,9 @@ the number, within 1%; within 5% if it also depends on when the worker died; and
 no gradient may be stale where the rule forbids it. Lost mass within 150%: it is
 chance how much of the mass the dead node held. Outside, the exit code is 1.
 
-Not in the table: a constant delay needs workers of equal speed; with unequal
-ones it is asynchronous, in real runs and in predictions. Pairs do not run in
-processes.
+Two strategies are not in the table. A constant delay needs workers of equal
+speed; with unequal ones it is asynchronous, in real runs and in predictions.
+Pairs do not run in processes.
 """
 
 import io
@@ -60,8 +60,8 @@ BOUNDS = {
   'age': (0.0, 0.15),
   'lost_mass': (1.5, 0.0),
 }
-# Bounds of numbers that the rule alone makes; 1%, as gradients that arrive
-# after the end make no update.
+# Bounds of numbers that the strategy's rule alone determines. They are 1%, not
+# 0, as gradients that arrive after the end make no update.
 _FIXED, _FIXED_BUT_DEATH = (0.01, 0.0), (0.05, 0.0)
 _EACH_UPDATES = {
   'updates_per_gradient': _FIXED,
@@ -155,7 +155,7 @@ def _kill(
     try:
       trace = traces.Trace.load(folder / 'trace', allow_truncated=True)
     except traces.TraceError:
-      continue  # It is not there yet, or is being written.
+      continue  # The trace does not exist yet, or is being written.
     if trace.num_gradients >= num_before:
       for pid in _list_children(process):
         os.kill(pid, signal.SIGKILL)
@@ -171,7 +171,7 @@ def _list_children(name: str) -> list[int]:
       parent = int(path.joinpath('stat').read_text().rsplit(')')[-1].split()[1])
       words = path.joinpath('cmdline').read_bytes().split(b'\0')
     except (OSError, ValueError):
-      continue  # It has ended.
+      continue  # The process has ended.
     if parent == os.getpid() and name.encode() in words:
       found.append(int(path.name))
   return found

@@ -25,8 +25,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 TORCH = ('torch==2.13.0', 'numpy')
 MPI = ('mpi4py==4.1.2', 'numpy')
 
-# Seconds that a worker may take to end after its stdin is closed, and again
-# after SIGTERM.
+# Seconds that a worker may take to end after its stdin is closed, and the same
+# again after SIGTERM.
 _PATIENCE = 5.0
 _INSTALL_SECONDS = 1800
 
@@ -48,7 +48,7 @@ class Worker:
     self, command: Sequence[str], variables: Mapping[str, str]
   ) -> None:
     self._name = ' '.join(command[2:4])  # The module, and its first argument.
-    # A file, because a pipe that nobody reads would fill up and block.
+    # A file, because a pipe that is not read would fill up and block.
     self._errors = tempfile.TemporaryFile()  # noqa: SIM115
     self._process = subprocess.Popen(
       command,
@@ -63,7 +63,7 @@ class Worker:
   def send(self, question: str) -> None:
     """Sends a line; `read` waits for the answer."""
     assert self._process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # Then `read` raises.
+    with contextlib.suppress(BrokenPipeError):  # `read` raises in that case.
       self._process.stdin.write(f'{question}\n'.encode())
       self._process.stdin.flush()
 
@@ -118,7 +118,7 @@ class Worker:
   def __exit__(self, *error: object) -> None:
     assert self._process.stdout is not None
     self.close_stdin()
-    # After an error the worker may be busy for long, and is not waited for.
+    # After an error the worker may be busy for long: do not wait for it.
     if any(error) or not self._has_ended():
       self._signal(signal.SIGTERM)
       if not self._has_ended():
@@ -154,7 +154,7 @@ class Worker:
 
   def _signal(self, number: int) -> None:
     """Sends a signal to the worker and to the processes that it started."""
-    # Not waited for yet, hence the number is still that of this group.
+    # The worker was not waited for yet, so its number was not given to another.
     if self._process.poll() is None:
       os.killpg(self._process.pid, number)
 

@@ -1,4 +1,4 @@
-"""How many updates a server makes per second, against others who serve weights.
+"""How many updates a server makes per second, against other servers of weights.
 
 For each size: a raw loop over unix sockets, an MPI loop over shared memory,
 torch RPC, and our server over each of its wires; each in fresh processes, in
@@ -8,7 +8,7 @@ Columns: updates per second, with the lowest and the highest of the rounds; the
 ratio to each peer; mean staleness, and the highest of any round; CPU time of
 the server per update; wrong answers, in the worst round. Below: the shares of
 our server's time; the share of this machine's memory bandwidth that the update
-reaches; and a crowd of learners, of which each is to be served.
+reaches; and a crowd of learners, all of which must be served about as often.
 """
 
 from collections.abc import Mapping, Sequence
@@ -152,7 +152,7 @@ class Case:
       return None
     try:
       while (report := self._run())['seconds'] < self._min_seconds:
-        # A bit more than needed, or noise would make it run twice each time.
+        # A bit more than needed; otherwise noise could cause a second run.
         factor = 1.5 * self._min_seconds / report['seconds']
         self._num_rounds = math.ceil(factor * self._num_rounds)
     except processes.WorkerError as error:
@@ -197,7 +197,7 @@ def print_table(reports: Reports) -> None:
       f'{statistics.median(get_column(rounds, "mean_staleness")):9.2f} '
       f'{max(get_column(rounds, "max_staleness")):5.0f} '
       f'{1e3 * statistics.median(get_column(rounds, "cpu_per_update")):8.3f} '
-      # A median would hide a round that had some.
+      # The maximum, because a median would hide a single round with errors.
       f'{max(get_column(rounds, "num_errors")):5.0f}',
       flush=True,
     )
@@ -217,7 +217,7 @@ def get_column(rounds: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def get_speedup(reports: Reports, name: str, base: str) -> float:
-  """How many times as many updates per second, in the medians."""
+  """Ratio of the medians of updates per second."""
   mine, other = (
     statistics.median(get_column(reports[each], 'updates_per_second'))
     for each in (name, base)
@@ -235,7 +235,7 @@ def print_goals(num_parameters: int, reports: Reports) -> None:
 
 
 def find_problems(reports: Reports) -> list[str]:
-  """Failures of ours, and wrong weights of anybody."""
+  """Failures of our servers, and wrong weights of any server."""
   problems = [f'{name} did not run.' for name in OURS if name not in reports]
   for name, rounds in reports.items():
     num_errors = max(get_column(rounds, 'num_errors'))
@@ -311,7 +311,7 @@ def find_crowd_problems(wire: str, report: Mapping[str, float]) -> list[str]:
   faults = {
     f'{report["num_refused"]} messages were refused': report['num_refused'],
     f'{report["num_errors"]} answers were wrong': report['num_errors'],
-    f'memory grew to {growth:.3f} times itself': growth >= 1.1,
+    f'memory grew to {growth:.3f} times its first size': growth >= 1.1,
     f'the least served got {least} and the most {most}': 2 * least < most,
   }
   return [
@@ -322,7 +322,7 @@ def find_crowd_problems(wire: str, report: Mapping[str, float]) -> list[str]:
 def run(quick: bool) -> None:
   """Prints a table for each size and number of learners.
 
-  A speed below its goal is printed and no error, because machines differ.
+  A speed below its goal is printed, but is not an error: machines differ.
 
   Raises:
     SystemExit: if weights were wrong, ours did not run, or a crowd was served

@@ -219,7 +219,7 @@ def _serve_unix(ends: list[socket.socket], work: Work) -> dict[str, float]:
   with selectors.DefaultSelector() as selector:
     for end in ends:
       end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-      # Wait until all have sent, or the first would be measured alone.
+      # Wait until all have sent: the first must not be measured alone.
       end.recv(1, socket.MSG_PEEK)
       selector.register(end, selectors.EVENT_READ, end)
     while selector.get_map():
@@ -248,7 +248,7 @@ def run_mpi(work: Work) -> dict[str, float]:
 
   world = MPI.COMM_WORLD
   push_tag, pull_tag = 1, 2
-  # All begin together, or the first learner would be measured alone.
+  # All begin together: the first learner must not be measured alone.
   world.Barrier()
   if world.Get_rank() == 0:
     server, push = Server(work), Message(work.num_parameters)

@@ -52,7 +52,7 @@ def make_task(num_parameters: int) -> tasks.Task:
 
 
 def make_layout(num_parameters: int) -> engine.Layout:
-  """How the weights lie in a message."""
+  """Layout of the weights in a message."""
   weights = jax.ShapeDtypeStruct((num_parameters,), jnp.float32)
   return engine.make_layout((weights, {}))
 
@@ -107,7 +107,7 @@ class Meter:
         self.stopped.set()
 
   def make_report(self, server: runtime.Server) -> dict[str, Any]:
-    """The measurements, of all between the two readings."""
+    """The measurements of the time between the two readings."""
     begin, end = self._begin, self._end
     num_updates = end['clock'] - begin['clock']
     seconds = end['seconds'] - begin['seconds']
@@ -186,7 +186,7 @@ def serve(
       settings,
       folder,
       runtime.BindAddress(wires=(wire,)),
-      # With an event, a server waits at its end for the event.
+      # A server that has an event waits for it at the end.
       stopped=meter.stopped if work.seconds else None,
       on_step=meter.look,
     )

@@ -2,13 +2,13 @@
 
 Goals: 5 million simulated gradients per second for asynchronous and softsync at
 1,000 learners without a network; 0.3 million for every other protocol, and with
-a network; at most 6 x dearer per gradient at 100,000 learners (--quick is too
-short to tell). Then the fast replay of a server's trace is compared, in turns,
-with steps of the same task and optimizer without our engine: with `bare steps`,
-a loop in Python over a compiled step, of which it takes at most 1.10 x the
-time; and with `bare loop`, one compiled loop, which is faster where a step is
-short. At last, ten million gradients are planned and replayed in a process of
-its own.
+a network; at most 6 x the time per gradient at 100,000 learners (--quick is too
+short for this goal). Then the fast replay of a server's trace is compared, in
+turns, with steps of the same task and optimizer without our engine: with `bare
+steps`, a loop in Python over a compiled step, of which it takes at most 1.10 x
+the time; and with `bare loop`, one compiled loop, which is faster where a step
+is short. At last, ten million gradients are planned and replayed in a separate
+process.
 
 Bounds: planning takes at most 5 microseconds of processor time per gradient of
 a server, and ten million gradients take at most 2.5 GiB, from the simulation to
@@ -42,7 +42,7 @@ MANY = 100_000
 MANY_SUFFIX = ', 100k'
 
 _FAST = {'num_gradients': 3_000_000}
-# Ten gradients of each learner, or the time to set up would count too much.
+# Ten gradients of each learner, so that the time to set up hardly counts.
 _MANY = {'num_workers': MANY, 'num_gradients': 10 * MANY}
 _LINKED = {'network': NETWORK}
 
@@ -153,14 +153,14 @@ def run(quick: bool) -> None:
     )
     each = plan_seconds / count * 1e6
     if trace.has_server:
-      # A push is a sum of so many gradients.
+      # A push is a sum of this many gradients.
       each /= trace.header.get('steps_per_push', 1)
       planning[name] = each
     rates[name] = count / seconds
     ratio = ''
     if name.endswith(MANY_SUFFIX) and not quick:
       few = rates[name.removesuffix(MANY_SUFFIX)]
-      ratio = f'  {few / rates[name]:.1f} x dearer'
+      ratio = f'  {few / rates[name]:.1f} x the time'
     print(f'{name:28} {rates[name]:14,.0f} {each:18.2f}{ratio}', flush=True)
   print_replay(100 if quick else 2000, 1 if quick else 9)
   memory = measure_large(10_000_000 // (1000 if quick else 1))

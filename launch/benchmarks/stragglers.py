@@ -1,9 +1,10 @@
 """Half of the nodes are three times slower: are the others slowed, too?
 
 Nodes compute by sleeping, so that the number of cores does not matter. Gossip
-and all-reduce, each undisturbed and disturbed, as processes; steps per second
-of each node, between its first and its last step. Gossip's fast nodes are to
-stay within 10% of undisturbed; all-reduce falls to the slowest.
+and all-reduce run as processes, each undisturbed and disturbed. The table has
+the steps per second of each node, between its first and its last step. Goals:
+with gossip, fast nodes stay within 10% of undisturbed ones; with all-reduce,
+all nodes fall to the speed of the slowest.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,8 @@ from jasgd import traces
 from launch.benchmarks import measuring
 
 STRATEGIES = ('pull', 'allreduce')
-_SECONDS = 0.05  # Of a step.
-_SLOW_SECONDS = 0.15  # Of a slow node's step.
+_SECONDS = 0.05  # Duration of a step.
+_SLOW_SECONDS = 0.15  # Duration of a slow node's step.
 _TOLERANCE = 0.1
 
 
@@ -69,8 +70,9 @@ def judge(rates: Mapping[str, np.ndarray]) -> tuple[list[str], bool]:
     rates: Name of a run -> steps per second of its nodes.
 
   Returns:
-    Lines: for both strategies the share of their steps per second that the fast
-    nodes keep, and for each goal whether it is met; and whether both are met.
+    Lines of text (for both strategies, the share of their steps per second that
+    the fast nodes keep; for each goal, whether it is met), and whether both
+    goals are met.
   """
   num_fast = len(rates['pull']) // 2
   shares = {
@@ -78,7 +80,7 @@ def judge(rates: Mapping[str, np.ndarray]) -> tuple[list[str], bool]:
     for strategy in STRATEGIES
   }
   kept = shares['pull'].min()
-  # The slow nodes of a gossip wait for nobody.
+  # With gossip, the slow nodes do not wait for others.
   slowest = rates['pull-disturbed'][num_fast:].min()
   fastest = rates['allreduce-disturbed'].max()
   has_stayed = bool(kept >= 1 - _TOLERANCE)

@@ -3,16 +3,17 @@
 PyTorch is eager and delays gradients by a queue around its optimizer. Both
 sides gather random batches of random images from memory. They run in turns, in
 processes of their own, held to the same cores: one, then all. Numbers are the
-best of some rounds. Goals are judged by CPU time with one thread, which is the
-time on the wall if nothing else runs, and hardly changes if something does; and
-by the wall with all threads, where CPU time cannot show how well they share.
+best of some rounds. With one thread, goals are judged by CPU time: it equals
+the elapsed time if nothing else runs, and hardly changes if something does.
+With all threads, they are judged by elapsed time ("wall"), because CPU time
+cannot show how well threads share the work.
 
 Columns: the number of threads; network, batch, and way of training (a constant
 delay; `async`, a trace of 128 learners; plain SGD as a compiled loop, `scan`,
 or as compiled steps, `steps`); images per second; CPU time per image; the ratio
 to PyTorch in both (above 1: ours is faster); seconds that our side compiles;
-and the most memory that each process held while the case began, which includes
-what the cases before it left behind.
+and the largest memory of each process while the case began, which includes
+memory that earlier cases have not released.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,12 +36,12 @@ _TIMEOUT = 300.0  # Seconds of a turn, with its compilation.
 
 NUM_EXAMPLES = 8192
 NUM_CLASSES = 10
-# A small rate: every network is to stay finite with a delay of 256.
+# A small rate: the loss of every network must stay finite at a delay of 256.
 RATE = 1e-4
 MOMENTUM = 0.9
 
-# Ways that only our side has: plain SGD as one compiled loop, or as a compiled
-# step that is called again and again; and learners that wait for nobody.
+# Ways that only our side has: plain SGD as one compiled loop, or as repeated
+# calls of a compiled step; and asynchronous learners.
 SCAN, STEPS, ASYNC = 'scan', 'steps', 'async'
 NUM_ASYNC_LEARNERS = 128
 
@@ -78,7 +79,7 @@ class Case(NamedTuple):
 
   @property
   def num_steps(self) -> int:
-    """Steps per turn; at least 2, so that a loop is a loop."""
+    """Steps per turn; at least 2, as a loop of one step would not be a loop."""
     return max(2, IMAGES_PER_TURN[self.model] // self.batch)
 
 
@@ -114,7 +115,7 @@ def get_speedup(result: Result, base: Result) -> Ratio:
 def compare_sides(
   results: Results, model: str, max_batch: int
 ) -> dict[str, Ratio]:
-  """The speed of ours over that of PyTorch, in all cases of a network."""
+  """Ratio of our speed to that of PyTorch, in all cases of a network."""
   return {
     case.line: get_speedup(results[OURS, case], torch)
     for (side, case), torch in results.items()
@@ -123,7 +124,7 @@ def compare_sides(
 
 
 def compare_ways(results: Results, way: str, base: str) -> dict[str, Ratio]:
-  """The cost of a way over that of another, on our side."""
+  """Ratio of the cost of one way to that of another, on our side."""
   return {
     case.line: get_speedup(results[OURS, case._replace(way=base)], result)
     for (side, case), result in results.items()
@@ -151,10 +152,10 @@ COST_GOALS = {
 
 
 def judge(results: Results, clock: str) -> list[str]:
-  """Says for each goal whether its worst case meets it.
+  """Decides for each goal whether its worst case meets it.
 
   Args:
-    results: Those with one number of threads.
+    results: Results with one number of threads.
     clock: The field of `Ratio` to judge by.
 
   Returns:
@@ -228,7 +229,7 @@ def measure_group(
     )
     for side, way in cases
   }
-  # The round that compiles does not count: it also blurs its neighbours.
+  # The round that compiles does not count: compiling also slows other programs.
   rounds = measuring.run_in_turns(programs, num_rounds, num_warm_up=1)
   results = {
     key: Result(
@@ -305,7 +306,7 @@ def run(quick: bool) -> None:
         result.images_per_second * result.cpu_us_per_image / 1e6
         for result in results.values()
       )
-      print(f'\nOf its core a worker had {share:.0%}.')
+      print(f'\nA worker had {share:.0%} of its core.')
   print('\nGoals, by the number of threads; in brackets the worst case')
   print('\n'.join(verdicts), flush=True)
 
@@ -371,7 +372,7 @@ def serve(num_threads: int, make_program: Callable[[Case], Program]) -> None:
 
 
 def _time_turn(program: Program, case: Case) -> dict[str, float]:
-  """The speed of one turn, by the clock on the wall and that of the CPU."""
+  """The speed of one turn, by elapsed time and by CPU time."""
   wall, cpu = time.perf_counter(), time.process_time()
   loss = program.advance()
   wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -386,7 +387,7 @@ def _time_turn(program: Program, case: Case) -> dict[str, float]:
 
 
 def _read_peak() -> int:
-  """The most bytes that this process held at once."""
+  """Largest number of bytes that this process has held."""
   with open('/proc/self/status') as file:
     fields = dict(line.split(':', 1) for line in file)
   return 1024 * int(fields['VmHWM'].split()[0])

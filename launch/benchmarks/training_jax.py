@@ -30,14 +30,14 @@ NUM_TURNS = 8
 OPTIMIZER = optax.sgd(training.RATE, training.MOMENTUM)
 
 
-# All ways to train a model share its task, and by that its gradient.
+# All ways to train a model share its task, and so its compiled gradient.
 @functools.lru_cache(maxsize=1)
 def make_task(model: str, batch: int) -> tasks.Task:
   """The task of `tasks.make_task`, on random images: no data is needed.
 
-  For that the private tables of those tasks' models are used.
+  The models come from the private tables of these tasks.
   """
-  jax.clear_caches()  # Programs of another batch are in memory still.
+  jax.clear_caches()  # Frees the programs of the batch before.
   examples = training.make_examples(model)
   if model in _mnist.MODELS:
     module, chunk = _mnist.MODELS[model]
@@ -57,7 +57,7 @@ class ReplayProgram:
   """Replays a trace with the fast engine: constant delays, or learners."""
 
   def __init__(self, task: tasks.Task, case: training.Case) -> None:
-    """Simulates the trace, and goes to where it is in full swing."""
+    """Simulates the trace, and skips its beginning."""
     if case.way == training.ASYNC:
       num_learners = training.NUM_ASYNC_LEARNERS
       protocol = protocols.asynchronous()

@@ -107,7 +107,7 @@ class DelayedOptimizer:
   """Steps with the gradients of `delay` steps ago."""
 
   def __init__(self, optimizer: Any, params: list[Any], delay: int) -> None:
-    """Begins with a full queue, of zeros: as if it ran for long already."""
+    """Begins with a full queue of zeros, as after many steps."""
     import torch  # pyrefly: ignore
 
     self._optimizer = optimizer
@@ -173,7 +173,7 @@ class TorchProgram:
 
 def main(num_threads: int) -> None:
   """Serves stdin."""
-  # Before torch is there: it counts the cores.
+  # Before torch is imported, because it counts the cores then.
   processes.pin(num_threads)
   import torch  # pyrefly: ignore
 

@@ -1,4 +1,4 @@
-"""Training runs that take no time."""
+"""Training runs that are computed quickly."""
 
 from jasgd import experiment
 
@@ -36,7 +36,7 @@ def make_device_config(name):
 
 
 class StopError(Exception):
-  """The end of a run in tests."""
+  """Ends a run in a test."""
 
 
 def stop_at(clock):

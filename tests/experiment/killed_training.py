@@ -3,8 +3,8 @@
     KILL_AT=CLOCK python -m tests.experiment.killed_training
 
 trains in the folder `run`, and is killed after the metrics of that clock were
-written, before its checkpoint; a CLOCK of 0 never comes. The command is always
-the same, for it is in the trace's header.
+written, before its checkpoint. With CLOCK=0 it is not killed. The command is
+always the same, because it is in the trace's header.
 """
 
 import os
@@ -15,7 +15,7 @@ from tests.experiment import cases
 
 
 def main():
-  """Trains; the metrics' callback is where the end comes."""
+  """Trains; the callback of the metrics kills the process."""
   clock = int(os.environ['KILL_AT'])
 
   def die(now, metrics):

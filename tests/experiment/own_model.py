@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def make_task(num_samples=400):
-  """Which of three coordinates is the largest."""
+  """A task: which of three coordinates is the largest?"""
   rng = np.random.default_rng(0)
   inputs = rng.normal(size=(num_samples, 3)).astype(np.float32)
   data = {'image': inputs, 'label': inputs.argmax(-1).astype(np.int32)}
@@ -51,7 +51,7 @@ def is_replayed(result):
 
 
 def main(workdir, num_updates):
-  """Trains, and says how it ended."""
+  """Trains, and prints how the run ended."""
   result = jasgd.train(
     make_task,
     OPTIMIZER,

@@ -23,7 +23,7 @@ class Every(protocols.Protocol):
     return {'count': self.count, 's': self.s}
 
   def initial_state(self):
-    """No gradient was taken."""
+    """Starts with no gradient taken."""
     return {'num_taken': 0}
 
   def save_state(self):
@@ -31,7 +31,7 @@ class Every(protocols.Protocol):
     return {'num_taken': self.num_taken}
 
   def restore_state(self, state):
-    """Takes the state back."""
+    """Restores the state."""
     self.num_taken = state['num_taken']
 
   def handle_push(self, learner, read_clock):
@@ -67,7 +67,7 @@ class NeighbourNode(gossip.PeerNode):
     return actions
 
   def on_replies(self, replies):
-    """Mixes a little of the answer in."""
+    """Mixes a small part of the answer into the own weights."""
     if replies[0].outcome is not gossip.Outcome.TAKEN:
       return ()
     weight = self.strategy.weight

@@ -70,7 +70,7 @@ class _File:
   """The file of one object."""
 
   def __init__(self, owner):
-    self.lock = threading.RLock()  # Of the object: calls come from two threads.
+    self.lock = threading.RLock()  # Calls of the object come from two threads.
     self.depth = 0
     about = [getattr(owner, 'node', -1), getattr(owner, 'seed', 0)]
     path = pathlib.Path(os.environ[VARIABLE])
@@ -79,7 +79,7 @@ class _File:
     self.write(about)
 
   def write(self, value):
-    # Without a buffer: the kernel has the line, whatever becomes of us.
+    # Without a buffer: the kernel has the line, even if this process is killed.
     os.write(self._fd, f'{json.dumps(value)}\n'.encode())
 
 
@@ -170,5 +170,6 @@ def repeat(machine, calls):
   for index, (method, arguments, result) in enumerate(calls):
     again = getattr(machine, method)(*map(decode, arguments))
     found = None if method == 'restore' else encode(again)
-    # By JSON, as floats were written: equal bits, equal text.
+    # Compared as JSON, as they were written: floats with equal bits have equal
+    # texts.
     assert json.loads(json.dumps(found)) == result, (index, method, arguments)

@@ -58,7 +58,7 @@ def test_an_all_reduce_needs_numbers_and_one_place(options, tmp_path):
 
 
 def test_nodes_that_name_each_other_do_not_wait(tmp_path, monkeypatch):
-  """Any may be the first: each listens, whether others answer yet or not."""
+  """Any node may be the first: each listens, even if no other answers yet."""
   monkeypatch.setenv('JASGD_TOKEN', secrets.token_hex(32))
   config = _make_config(
     num_nodes=2,
@@ -96,7 +96,7 @@ def test_nodes_that_name_each_other_do_not_wait(tmp_path, monkeypatch):
 
 
 class Strangers:
-  """A registry of which some answer."""
+  """A registry in which some of the nodes answer."""
 
   def __init__(self, *origins):
     self._origins = origins

@@ -13,7 +13,7 @@ from jasgd import workdir
 pytestmark = pytest.mark.usefixtures('compile_once', 'quick_compiler')
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-BOUND = 0.02  # By what a strategy may be worse, on the digits.
+BOUND = 0.02  # Largest loss of accuracy of a strategy, on the digits.
 BASE_RATE = 2.0
 
 
@@ -25,14 +25,14 @@ def _make_config(num_epochs=6.0):
     strategy=experiment.StrategyConfig(name='pull', rate=0.2),
     num_workers=4,
     network=experiment.NetworkConfig(latency=0.1),
-    # At the end alone.
+    # Evaluated only at the end.
     runtime=experiment.RuntimeConfig(eval_every=10_000),
     num_epochs=num_epochs,
   )
 
 
 def _check_choice(row, rows, tried):
-  """The rate is the best one on what was held out."""
+  """The rate is the best one on the samples that were held out."""
   name = 'allreduce' if row.name == 'single' else row.name
   found = {
     each['optimizer.rate']: each['test/accuracy']
@@ -61,12 +61,12 @@ def test_a_strategy_is_as_good_as_a_single_learner(tmp_path):
     assert row.accuracy > 0.9
     assert row.difference >= -BOUND
     _check_choice(row, rows, [0.2, 0.06, 0.02])
-  # Whatever was chosen by was not the test set, of 360.
+  # The rate was not chosen on the test set, which has 360 samples.
   config = workdir.read_json(tmp_path / 'rates/config.json')['config']
   assert config['task']['validation'] == 0.1
   num_right = compared[0].validation * 144
   assert num_right == pytest.approx(round(num_right), abs=1e-3)
-  # What is done is not done again.
+  # Finished runs are not repeated.
   again = experiment.compare(
     _make_config(),
     tmp_path,
@@ -157,7 +157,7 @@ def test_all_strategies_are_within_the_bound_on_digits(tmp_path):
   table = [line.split() for line in lines if 'Warning' not in line]
   table = table[-len(names) - 1 :]
   assert [row[0] for row in table] == ['strategy', *names]
-  assert float(table[1][5].rstrip('%')) > 93  # It is worth a comparison.
+  assert float(table[1][5].rstrip('%')) > 93  # The single worker has learned.
   again = run(-1)  # No strategy is better by that much; nothing is trained.
   assert again.returncode == 1
   below = [line for line in again.stdout.splitlines() if line.endswith('below')]

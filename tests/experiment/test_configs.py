@@ -1,4 +1,4 @@
-"""Configs: every name makes something, and errors name everything."""
+"""Configs: every name can be used, and messages list all errors."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ def test_a_trace_ends_at_its_budget(name):
   trace = config.simulate()
   samples = trace.samples.max()
   assert 1500 <= samples < 1500 + 8 * 8  # At most one update more.
-  # No record of a later update is in it.
+  # The trace has no record of a later update.
   applied = trace.clock[trace.clock >= 0]
   assert applied[-1] == trace.num_updates - 1 == applied.max()
   config.num_updates = 7
@@ -116,18 +116,18 @@ def test_every_topology_has_a_name(kind):
 
 @pytest.mark.parametrize('ramp_up', [0, 9])
 def test_a_constant_delay_of_ones_own(ramp_up):
-  """A strategy is asked what it needs; its name does not matter."""
+  """The properties of a strategy decide what it needs, not its name."""
   config = _make(f'{OWN}:Late', delay=3, ramp_up=ramp_up)
   assert config.num_workers == 8
   assert config.count_workers() == 4
-  with pytest.raises(ValueError, match=r'late.* wants equal times: set time'):
+  with pytest.raises(ValueError, match=r'late.* needs equal times: set time'):
     config.validate()
   config.time = experiment.TimeConfig(name='constant', arguments=(1.0,))
   config.validate()
   trace = config.simulate()
   assert trace.num_workers == 4
   assert trace.staleness[-1] == 3
-  # A version for every learner, and the server's own.
+  # A version for every learner, and one for the server.
   config.strategy.delay = 10**6
   config.task = experiment.TaskConfig(name='digits', model='lenet')
   with pytest.raises(ValueError, match='1000002 versions of the weights'):
@@ -137,7 +137,7 @@ def test_a_constant_delay_of_ones_own(ramp_up):
 def test_a_strategy_of_ones_own():
   config = _make(f'{OWN}:Every', arguments=(('count', 3),))
   config.validate()
-  # A field of the config that was left alone leaves the class its default.
+  # For a field of the config that was not set, the class uses its own default.
   made = config.make_strategy()
   assert isinstance(made, own_strategies.Every)
   assert (made.count, made.s) == (3, 5)
@@ -286,7 +286,7 @@ def test_validation_loads_nothing(monkeypatch):
     'make',
     lambda *arguments: made.append(make(*arguments)) or made[-1],
   )
-  # The backend of jax is started by a first look at its devices.
+  # The first request for its devices starts the backend of jax.
   for name in ('devices', 'local_devices', 'device_count', 'default_backend'):
     monkeypatch.setattr(jax, name, fail)
   monkeypatch.setattr(jax, 'local_device_count', fail)
@@ -340,7 +340,7 @@ BAD = [
   ),
   ('asynchronous', {'num_updates': -1}, 'num_updates must be at least 0'),
   ('asynchronous', {'runtime.mode': 'devices'}, 'is for peer strategies'),
-  ('constant_delay', {'strategy.delay': 7}, 'wants equal times'),
+  ('constant_delay', {'strategy.delay': 7}, 'needs equal times'),
   ('constant_delay', {'strategy.delay': 10**10}, 'got 10000000001'),
   ('asynchronous', {'time.speeds': (1.0, 2.0)}, 'There are 2 speeds, but 8'),
   ('asynchronous', {'failures.given': ((1.0, 0.5),)}, 'a whole number for the'),
@@ -380,7 +380,7 @@ BAD = [
     (
       name,
       {'runtime.mode': mode, 'failures.mean_time_between': 9.0},
-      'failures are those of virtual time',
+      'failures are only for virtual time',
     )
     for name, mode in (('asynchronous', 'local'), ('pull', 'devices'))
   ),

@@ -11,8 +11,8 @@ import pytest
 from jasgd.runtime import _crash
 from launch.benchmarks import faults
 
-# The how manieth time that a point is reached: after the run has begun, and
-# well before it is over. There are few checkpoints, and the first one is before
+# How often a point is reached until the kill: after the run has begun, and well
+# before it is over. There are few checkpoints, and the first one is made before
 # there are learners.
 COUNTS = {'checkpoint_begun': 2, 'checkpoint_committed': 2}
 RUNS = (
@@ -21,7 +21,8 @@ RUNS = (
   ('softsync', 'adam', 'flight'),
 )
 # The server is killed at every point, and a learner while the server is at some
-# of them; each in one of the runs in turn: all reach a point by the same code.
+# of them. Each point is tested in one kind of run only, in turn, because all
+# kinds reach a point by the same code.
 LEARNER_POINTS = ('received', 'replied', 'checkpoint_begun')
 CASES = [
   faults.Fault(*RUNS[number % 3], point, COUNTS.get(point, 25), victim)
@@ -102,7 +103,7 @@ def test_a_fault_loses_nothing_and_counts_nothing_twice(
 
 
 def test_cases_cover_every_pair():
-  """Of a victim and a run."""
+  """Pairs of points, victims and kinds of run."""
   every = {(case.point, case.victim) for case in CASES + OWN_CASES}
   assert every >= QUICK
   for victim in ('server', 'learner'):

@@ -59,7 +59,7 @@ def test_optimizers_are_those_of_optax(changes, expected):
 
 
 def _list_aliases():
-  """Everything of optax that may be meant by an optimizer's name."""
+  """All names in optax that could be the name of an optimizer."""
   for name in sorted(vars(optax)):
     make = getattr(optax, name)
     if (

@@ -62,7 +62,7 @@ def test_own_model_is_trained_and_replayed(processes, tmp_path):
   trees.assert_same_bits(
     jasgd.load_params(tmp_path), jasgd.load_params(tmp_path, 150)
   )
-  # What is over is only read again.
+  # A run that is over is only read again.
   again = _train(
     workdir=tmp_path,
     processes=True,
@@ -138,7 +138,7 @@ def test_a_script_that_was_stopped_goes_on(processes, tmp_path):
 
 
 def test_a_run_with_another_topology_is_not_resumed(tmp_path):
-  """Their `repr` and their descriptions are equal."""
+  """The two topologies differ, but their `repr` and descriptions are equal."""
   strategies = [
     gossip.Pull(peers=topologies.random_regular(6, 3, seed=seed))
     for seed in (0, 1)
@@ -184,9 +184,9 @@ PEERS = {
 
 
 def _check_metrics(result):
-  """The last metrics are those of the weights, however good they are.
+  """The last metrics are those of the weights.
 
-  Their accuracy depends on the order in which real workers have mixed.
+  Their values depend on the order in which real workers have mixed.
   """
   measured = tasks.evaluate(own_model.make_task(), result.params, result.stats)
   for name, value in measured.items():
@@ -196,7 +196,7 @@ def _check_metrics(result):
 
 @pytest.mark.parametrize('name', marks.slow_but(PEERS, 'own'))
 def test_own_model_is_trained_by_nodes_and_replayed(name, processes, tmp_path):
-  """In processes: optimizer and schedule are closures that travel."""
+  """In processes, optimizer and schedule are sent as closures."""
   optimizer = optax.chain(optax.clip(1.0), optax.adam(0.01))
   stream = io.StringIO()
   options = {
@@ -248,7 +248,7 @@ def test_the_last_metrics_are_those_of_the_weights_not_of_messages():
 
 
 def test_a_learner_that_fails_before_it_joins_is_named(monkeypatch):
-  """The others would wait for it, as it has no process that could be dead."""
+  """A thread has no process id to report, so others would wait for it."""
   make = runtime.Learner
 
   def make_or_fail(*arguments, **options):
@@ -287,7 +287,7 @@ def test_own_protocol_is_replayed_predicted_and_reported(
 def _check_own_strategy(strategy, result):
   """It can be simulated, predicted and reported.
 
-  The trace names it as 'module:name'; nothing else knows of it.
+  Only the trace names it, as 'module:name'.
   """
   module, _, name = result.trace.header['strategy']['name'].partition(':')
   assert (module, name) == (own_strategies.__name__, type(strategy).__name__)

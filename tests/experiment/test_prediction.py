@@ -16,10 +16,10 @@ from jasgd import traces
 
 NUM_LEARNERS = 4
 NUM_GRADIENTS = 400
-# Not quite equal: else they would keep their order for the whole run, which is
-# then one draw, however long it is.
+# Not quite equal: with equal times, learners would keep one random order for
+# the whole run, however long it is.
 MIN_SECONDS = (0.028, 0.03, 0.033, 0.09)
-# A prediction of one seed is a draw itself: these are taken together.
+# A prediction of one seed is random, too: those of these seeds are averaged.
 SEEDS = range(16)
 
 
@@ -54,7 +54,7 @@ def test_a_real_run_is_as_predicted(processes, tmp_path):
   comparison = simulation.compare(
     trace, *(simulation.predict(trace, seed) for seed in SEEDS)
   )
-  # So that there is something to predict: one is slow.
+  # One learner is slow, so that the staleness is not trivial.
   assert comparison.measured_share[3] < 0.5 * comparison.measured_share[0]
   assert comparison.total_variation < 0.15, comparison
   for differences in (

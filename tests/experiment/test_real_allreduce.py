@@ -1,4 +1,4 @@
-"""All-reduce in real processes: all wait for all, and end together."""
+"""All-reduce in real processes: all nodes wait for each other, and all end."""
 
 import io
 import os
@@ -15,12 +15,12 @@ from tests.experiment import test_real_nodes as nodes
 
 pytestmark = pytest.mark.usefixtures('quick_compiler')
 
-# Seconds of silence: a death must be seen long before.
+# Deadline for silent nodes: a death must be detected long before it.
 NEVER = 2 * live.PATIENCE
 
 
 def make_config(num_steps=60, period=1, num_nodes=2, **parts):
-  """As that of other nodes, one flag away."""
+  """The config of other nodes with another strategy."""
   config = nodes.make_config('pull', num_steps, num_nodes, **parts)
   config.strategy.name = 'allreduce'
   config.strategy.period = period
@@ -28,7 +28,7 @@ def make_config(num_steps=60, period=1, num_nodes=2, **parts):
 
 
 def check_replay(workdir, num_nodes=2):
-  """Every node is what its trace says."""
+  """A replay of every node gives the same weights."""
   found = experiment.verify(workdir, stream=io.StringIO())
   assert found.is_same, found
   assert set(found.versions) == set(range(num_nodes))
@@ -36,7 +36,7 @@ def check_replay(workdir, num_nodes=2):
 
 @pytest.mark.slow
 def test_all_reduce_with_a_period_replays(processes, tmp_path):
-  """However long: roundings would have grown."""
+  """Bits are equal after many steps, in which rounding errors would grow."""
   config = make_config(
     200, period=4, num_nodes=3, processes={'min_seconds': ()}
   )
@@ -53,7 +53,7 @@ def test_all_reduce_with_a_period_replays(processes, tmp_path):
 @pytest.mark.parametrize(
   ('victim', 'num_nodes', 'number', 'silence', 'what'),
   [
-    pytest.param(  # Where all meet.
+    pytest.param(  # Node 0, where all nodes meet.
       *('node-0', 2, signal.SIGKILL, NEVER, 'was lost'), marks=pytest.mark.slow
     ),
     # The order of additions matters for the bits of three nodes, not of two.
@@ -80,7 +80,8 @@ def test_a_lost_process_ends_the_run_with_its_name(
     ):
       wait()
   assert not processes.find()
-  # All save at the same steps and, before the first restart, versions.
+  # All nodes save at the same steps and, before the first restart, at the same
+  # versions.
   versions = [
     workdirs.list_checkpoints(tmp_path / 'nodes' / str(node))
     for node in range(num_nodes)
@@ -113,7 +114,7 @@ def test_without_a_checkpoint_it_goes_on_from_the_start(processes, tmp_path):
   result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
   assert result.clock == 100 * 2
   columns = workdirs.read_metrics(tmp_path)
-  assert not np.any(columns['test/loss'] == 7.0)  # What was lost is not in it.
+  assert not np.any(columns['test/loss'] == 7.0)  # Lost steps have no row.
   check_replay(tmp_path)
 
 
@@ -131,7 +132,7 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
   assert 'is_interrupted=True' in said
   clock = nodes.count_steps(tmp_path).sum()
   assert f'clock={clock},' in said
-  # What is said of it is of that clock, and nothing is left out.
+  # The report covers the trace up to that clock, without a gap.
   columns = workdirs.read_metrics(tmp_path)
   assert columns['clock'][-1] == clock
   assert f"'epoch': {columns['epoch'][-1]}" in said
@@ -144,13 +145,13 @@ def test_it_goes_on_after_it_was_stopped(processes, tmp_path):
   )
   assert result.clock == 150 * 2
   trace = traces.Trace.load(tmp_path / 'trace')
-  assert len(trace.steps) == 150 * 2  # Nothing was made twice.
+  assert len(trace.steps) == 150 * 2  # No step was made twice.
   check_replay(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_run_that_diverges_ends_for_all(processes, tmp_path):
-  """Even if only one has a loss that is not finite, at first."""
+  """All nodes end, even if at first only one has a loss that is not finite."""
   config = make_config(10_000, optimizer={'rate': 1e18})
   result = experiment.train_and_evaluate(config, tmp_path, stream=io.StringIO())
   assert result.is_diverged

@@ -1,4 +1,4 @@
-"""Nodes in real processes are what their traces say, bit by bit."""
+"""Nodes in real processes: replays of their traces give the same bits."""
 
 import contextlib
 import io
@@ -59,7 +59,7 @@ def make_config(strategy, num_steps=60, num_nodes=NUM_NODES, **parts):
 
 
 def check_replay(workdir, members=range(NUM_NODES)):
-  """Every node is what its trace says."""
+  """A replay of every node gives the same weights."""
   found = experiment.verify(workdir, stream=io.StringIO())
   assert found.is_same, found
   assert set(members) <= set(found.versions)
@@ -68,7 +68,7 @@ def check_replay(workdir, members=range(NUM_NODES)):
 class Run:
   """A run in a thread; called, it waits for the result.
 
-  `live.wait_until` looks at it as at a program, and fails if it has ended.
+  `live.wait_until` treats it as a program, and fails if it has ended.
   """
 
   def __init__(self, config, workdir):
@@ -182,7 +182,7 @@ def test_variants_replay_to_the_same_bits(
   run = tmp_path / 'run'
   experiment.train_and_evaluate(config, run, stream=io.StringIO())
   check_replay(run)
-  # Also where messages are rounded, the mean is of the weights as they are.
+  # Even if messages are rounded, the mean is of weights that are not.
   own = [
     workdirs.load_params(run / 'nodes' / str(node)) for node in range(NUM_NODES)
   ]
@@ -192,10 +192,11 @@ def test_variants_replay_to_the_same_bits(
 
 
 def find_lost_mass(trace, victim):
-  """What was sent and never mixed in, and what one had when it was killed.
+  """Mass that was sent and never mixed in, and mass of a node that was killed.
 
-  By the nodes' own records. A step's record has the mass that is left when half
-  of it is about to be sent, so each message has as much, and is mixed in once.
+  Computed from the nodes' own records. Half of the mass is sent after a step,
+  and the record of the step has the other half. So the message has as much as
+  the record, and is mixed in once.
   """
   records, mixes = trace.records, trace.mixes
   own = records[records['kind'] != traces.Kind.LOST]
@@ -219,7 +220,7 @@ def find_lost_mass(trace, victim):
 
 
 def _measure_strangers(config, num_steps):
-  """How far nodes are from their mean if they never mix."""
+  """The distance of nodes from their mean if they never mix."""
   trace = simulation.simulate(
     gossip.Pull(period=num_steps + 1),
     num_workers=NUM_NODES,
@@ -237,10 +238,10 @@ def _measure_strangers(config, num_steps):
 
 @pytest.mark.parametrize('strategy', marks.slow_but(KILLED, 'pull'))
 def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
-  num_steps = 300  # More than it can make between a look and its death.
+  num_steps = 300  # More than a node can make between a check and its death.
   config = make_config(strategy, num_steps=num_steps)
   victim = secrets.randbelow(NUM_NODES)
-  step = secrets.randbelow(40)  # At any time.
+  step = secrets.randbelow(40)  # A random time.
   with start_run(config, tmp_path) as wait:
     name = f'node-{victim}'
     (pid,) = live.wait_until(lambda: processes.find_children(name))
@@ -252,7 +253,7 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
   others = [node for node in range(NUM_NODES) if node != victim]
   assert all(steps[node] == num_steps for node in others)
   assert step < steps[victim] < num_steps
-  # The others agree: they are nearer to each other than strangers are.
+  # The others agree: they are nearer to each other than nodes that never mix.
   apart = _measure_strangers(config, num_steps)
   assert result.metrics['gossip/consensus_error'] < 0.6 * apart
   check_replay(tmp_path, others)
@@ -270,9 +271,9 @@ def test_the_others_go_on_when_a_node_is_killed(strategy, processes, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['pull', 'push_sum'])
 def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
-  """But for an answer, once: as long as `deadlines.step` says.
+  """Each node waits once for an answer, for the time of `deadlines.step`.
 
-  If they waited for each answer, they would not end while the test looks.
+  If they waited for each answer, they would not end within the test.
   """
   num_steps, others = 300, [0, 1]
   config = make_config(
@@ -290,12 +291,12 @@ def test_nobody_waits_for_a_node_that_is_stopped(strategy, processes, tmp_path):
   check_replay(tmp_path)
 
 
-# Seconds that a node would wait for one that its launcher has not named.
+# Deadlines of nodes that wait for one whose death was not reported to them.
 LONG_START = {'start': 600.0, 'first_step': 600.0}
 
 
 def test_nobody_waits_for_a_node_that_dies_as_it_starts(processes, tmp_path):
-  """Its launcher tells the others; with a centre, see the next but one."""
+  """Its launcher reports the death to the others."""
   config = make_config('pull', 20, num_nodes=2, deadlines=LONG_START)
   with start_run(config, tmp_path) as wait:
     (pid,) = live.wait_until(lambda: processes.find_children('node-1'))
@@ -314,7 +315,7 @@ def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
     (pid,) = live.wait_until(lambda: processes.find_children('node-1'))
     os.kill(pid, signal.SIGSTOP)
     live.wait_until(lambda: count_steps(tmp_path, 2)[0] == 20)
-    os.kill(pid, signal.SIGKILL)  # A stopped process could not end by itself.
+    os.kill(pid, signal.SIGKILL)  # A stopped process cannot end by itself.
     result = wait()
   assert result.lost == ['node-1']
   assert count_steps(tmp_path, 2).tolist() == [20, 0]
@@ -325,9 +326,9 @@ def test_nobody_waits_for_a_node_that_never_comes(processes, tmp_path):
   'number', marks.slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL)
 )
 def test_a_lost_centre_is_started_again(number, processes, tmp_path):
-  """One that was killed, and one that says nothing.
+  """One node was killed, and one is silent.
 
-  Before, a node was killed as it started: nobody waits for it.
+  Before that, a node was killed as it started: the others do not wait for it.
   """
   num_steps = 200
   deadlines = {'silence': 2.0, **LONG_START}
@@ -349,7 +350,7 @@ def test_a_lost_centre_is_started_again(number, processes, tmp_path):
 
 
 def check_forces(trace):
-  """Whatever a node has moved by, the centre has moved by, too."""
+  """The centre has moved by every force by which a node has moved."""
   moves, pulls = trace.of_kind(traces.Kind.MOVE), trace.mixes
   assert len(pulls) > 100
   assert set(
@@ -363,12 +364,12 @@ def check_forces(trace):
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.slow
 def test_a_run_goes_on_after_it_was_stopped(number, processes, tmp_path):
-  """Ctrl-C loses nothing; SIGKILL of all, at most what was not saved.
+  """Ctrl-C loses nothing; SIGKILL of all loses at most the unsaved steps.
 
   This is elastic averaging; for push-sum, see `test_real_push_sum`.
   """
   num_steps, num_nodes = 200, 2
-  deadlines = {'step': live.PATIENCE}  # Nobody counts as silent.
+  deadlines = {'step': live.PATIENCE}  # No node counts as silent.
   script = (
     'import sys; from tests.experiment import test_real_nodes as t;'
     'from jasgd import experiment;'
@@ -397,7 +398,7 @@ def test_a_run_goes_on_after_it_was_stopped(number, processes, tmp_path):
   restarts = np.count_nonzero(kinds == traces.Kind.RESTART)
   assert restarts == num_nodes + 1  # With the centre.
   if number == signal.SIGINT:
-    assert len(trace.steps) == num_steps * num_nodes  # Nothing was made twice.
+    assert len(trace.steps) == num_steps * num_nodes  # No step was made twice.
     check_forces(trace)
   check_replay(tmp_path, range(num_nodes))
 

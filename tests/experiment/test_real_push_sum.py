@@ -1,4 +1,4 @@
-"""Push-sum in real processes: Ctrl-C loses no mass, whoever is slow."""
+"""Push-sum in real processes: Ctrl-C loses no mass, whichever node is slow."""
 
 import io
 import os
@@ -11,7 +11,8 @@ from jasgd import traces
 from tests import live
 from tests.experiment import test_real_nodes as nodes
 
-# Of a step, by node: those who are told first have ended long before the last.
+# Seconds of a step, by node: nodes that are asked first to end have ended long
+# before the last one.
 SPEEDS = (0.005, 0.05, 0.4)
 NUM_STEPS = 15
 Kind = traces.Kind
@@ -23,12 +24,12 @@ def make_config(wire):
     NUM_STEPS,
     runtime={'wire': wire},
     processes={'min_seconds': SPEEDS},
-    deadlines={'step': live.PATIENCE},  # Nobody counts as silent.
+    deadlines={'step': live.PATIENCE},  # No node counts as silent.
   )
 
 
 def check_masses(workdir):
-  """Everybody has ended in good order, and all mass is there."""
+  """All nodes have ended in good order, and no mass is missing."""
   trace = traces.Trace.load(workdir / 'trace')
   last = [trace.of_replica(node)[-1] for node in range(nodes.NUM_NODES)]
   assert [record['kind'] for record in last] == [Kind.END] * nodes.NUM_NODES

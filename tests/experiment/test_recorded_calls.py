@@ -1,4 +1,4 @@
-"""Strategies are state machines: a real run with a kill can be told again.
+"""Strategies are state machines: the calls of a real run can be repeated.
 
 Every (method, arguments, result) of processes, one of which is killed, is fed
 to a fresh object, which gives equal results.
@@ -25,7 +25,7 @@ PEERS = {
   'PushSum': {},
   'Elastic': {'rate': 0.2},
   'AllReduce': {'period': 2},
-  'Neighbour': {},  # A user's own, as is 'Every' below.
+  'Neighbour': {},  # A user's own strategy, as is 'Every' below.
 }
 PROTOCOLS = {
   'Asynchronous': {},
@@ -71,7 +71,7 @@ def test_fresh_nodes_repeat_a_real_run_with_a_kill(
     os.kill(pid, signal.SIGKILL)
     if not plain.is_collective:
       wait()
-      # As if the launcher had been killed too: a run with a result is over.
+      # As if the launcher had been killed, too: a run with a result is over.
       (run / 'result.json').unlink()
     else:  # All nodes are stopped.
       with pytest.raises(experiment.RunError, match='cannot go on without it'):
@@ -110,7 +110,7 @@ def test_a_fresh_protocol_repeats_a_real_run_with_kills(
     num_updates=num_updates,
     strategy=_make_strategy(name, PROTOCOLS[name]),
     runtime={'checkpoint_seconds': 0.05},
-    # The server may go back to before the learner left, and wait for it.
+    # The server may go back to a time before the learner left, and wait for it.
     deadlines={'rejoin': 3.0},
   )
   run = tmp_path / 'run'
@@ -129,7 +129,7 @@ def test_a_fresh_protocol_repeats_a_real_run_with_kills(
   for _, _, own in recorded.read_calls(calls):
     recorded.repeat(recorded.make_plain(name, PROTOCOLS[name]), own)
     called = [method for method, *_ in own]
-    if 'save' in called:  # Others are of the launcher, which only counts.
+    if 'save' in called:  # Other objects are of the launcher.
       methods.append(called)
   first, second = sorted(methods, key=lambda each: 'start' not in each)
   assert first.count('on_push') > 10

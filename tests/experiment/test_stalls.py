@@ -1,4 +1,4 @@
-"""A learner that is stopped: who waits for it, and for how long."""
+"""A learner that is stopped: which processes wait for it, and how long?"""
 
 import os
 import re
@@ -31,7 +31,7 @@ def _count_working(run):
 
 
 def _stop_one(processes, run):
-  """Stops a learner once all are at work; gives its process."""
+  """Stops a learner once all are at work; returns its process."""
   live.wait_until(lambda: _count_working(run) == NUM_LEARNERS)
   (pid,) = processes.find_children('learner-1')
   os.kill(pid, signal.SIGSTOP)
@@ -46,14 +46,14 @@ def test_nobody_waits_for_a_stopped_learner(processes, tmp_path):
   )
   with live.start_run(config, tmp_path, processes) as (run, result):
     pid = _stop_one(processes, run)
-    # The server ends without it, and takes its address away.
+    # The server ends without it, and removes its own address.
     live.wait_until(lambda: not run.folder.server.exists())
     assert not result.done()
     os.kill(pid, signal.SIGCONT)
     assert result.result(live.PATIENCE).clock == num_updates
   records = run.load_trace().records
   assert not np.any(records['kind'] == traces.Kind.RESTART)
-  # Until the end it was not missed.
+  # Until the end no process waited for it.
   end = np.flatnonzero(records['kind'] == traces.Kind.END)[0]
   assert not np.any(records['kind'][:end] == traces.Kind.LEAVE)
   assert run.check_replay() == num_updates
@@ -83,7 +83,7 @@ def test_a_stopped_learner_is_lost_and_comes_back(processes, tmp_path):
     np.flatnonzero(own['kind'] == kind)
     for kind in (traces.Kind.LEAVE, traces.Kind.JOIN)
   )
-  assert came[1] > left[0]  # It came at first, and once more.
+  assert came[1] > left[0]  # It joined at the start, and once more later.
   later = own[came[1] :]
   assert np.any(
     (later['kind'] == traces.Kind.PUSH)

@@ -19,19 +19,19 @@ from jasgd.experiment.running import views
 OWNER = recipes.SERVER  # Number of the server, or of the centre.
 NUM_STEPS = 10  # Of each worker.
 SILENCE, FIRST_STEP = 60.0, 300.0
-LOOK = 1.0  # Seconds between two looks, of the scenes' own time.
+LOOK = 1.0  # Seconds between two checks, in the time of a scene.
 KILLED = -9
 
 
 class Scene:
-  """Processes of a run, its view, and a time that passes with every look.
+  """Processes of a run, its view, and a time that advances at every check.
 
-  A worker makes a step between two looks, unless a test says otherwise. With a
+  A worker makes a step between two checks, unless a test says otherwise. With a
   server, the view asks the server alone.
 
   Attributes:
-    events: What was done to which member, in order: (verb, member).
-    at: Functions to be called at a look, by its number.
+    events: Actions on members, in order: (verb, member).
+    at: Functions to be called at a check, by its number.
   """
 
   unit = workers = 'nodes'
@@ -242,7 +242,7 @@ def test_a_run_ends_when_all_steps_are_made(scene):
 
 
 def test_the_owner_ends_when_the_workers_have(scene):
-  """A worker may be about to send something."""
+  """The owner must not end first: a worker may be about to send a message."""
   scene.at[4] = scene.press_ctrl_c
   scene.at[6] = lambda: setattr(scene, 'end_reason', 'It was interrupted.')
   assert scene.run().is_interrupted
@@ -261,7 +261,7 @@ def test_the_owner_has_time_to_end_however_long_workers_take(scene):
 
 @pytest.mark.parametrize('member', [1, None])
 def test_a_process_that_dies_as_the_run_ends_is_lost(member, scene, caplog):
-  """What it has saved is older than what it has made."""
+  """Its files are older than its last steps."""
   member = scene.owner if member is None else member
   evaluate = scene.evaluate
 
@@ -332,7 +332,7 @@ def test_a_silent_node_is_lost_until_it_answers(elastic, caplog):
 
 @pytest.mark.parametrize('strategy', [gossip.Pull(), gossip.AllReduce()])
 def test_time_without_questions_is_no_silence(nodes, strategy):
-  """One question that fails, after a long evaluation, means nothing."""
+  """One unanswered question after a long evaluation is no reason to act."""
   nodes.evaluation_seconds = 10 * SILENCE
   lost = []
 
@@ -397,7 +397,7 @@ def test_a_silent_centre_is_killed_and_started_again(elastic):
   elastic.at[100] = elastic.stepless.clear
   assert not elastic.run().list_lost()
   assert elastic.list_events('start') == [*elastic.members, OWNER]
-  # Before the other one came: two would write to one file.
+  # It ended before the new one started: two must not write to one file.
   first = elastic.events.index(('end', OWNER))
   assert elastic.events[first + 1] == ('start', OWNER)
 
@@ -449,7 +449,7 @@ LOST, ABORT = runtime.GROUP_LOST, -signal.SIGABRT
     ((LOST, LOST, -9, LOST), 2),
     ((ABORT, None, ABORT, -11), 3),
     ((-9, ABORT, ABORT, ABORT), 0),
-    # One that was killed has not ended for want of those that failed.
+    # A process that was killed did not end because others had failed.
     ((1, 1, -9, 1), 2),
     ((LOST, ABORT, LOST, 1), 3),
     ((LOST, LOST, ABORT, None), 2),
@@ -472,7 +472,7 @@ def test_the_first_to_be_lost_is_the_one_to_blame(codes, first):
   [(-9, 'was lost .exit code -9.'), (0, 'was stopped .exit code 0, said Here')],
 )
 def test_how_a_group_ends(code, what, nodes):
-  """At once if one was killed; in good order if one has ended so."""
+  """All end at once if one was killed; in good order if one ended that way."""
   nodes.at[5] = lambda: nodes.codes.update({1: code})
   with pytest.raises(
     experiment.RunError,
@@ -488,7 +488,7 @@ def test_how_a_group_ends(code, what, nodes):
 
 
 def test_a_watch_of_nodes_that_were_stopped_does_not_say_lost(nodes):
-  """Node 1 was told to end, and is gone first; node 0 tells of it."""
+  """Node 1 was asked to end, and has ended; node 0 reports the request."""
 
   def stop():
     nodes.silent.update({0, 1, 2})
@@ -506,6 +506,6 @@ def test_a_watch_of_nodes_that_are_gone_names_the_first(nodes):
   nodes.at[20] = lambda: nodes.silent.add(0)
   nodes.stepless = {2}
   with pytest.raises(
-    experiment.RunError, match=r'for 60 s from worker-1, worker-0 .the first'
+    experiment.RunError, match=r'for 60 s from worker-1, worker-0 .in the order'
   ):
     nodes.run(strategy=gossip.AllReduce(), is_owner=False)

@@ -1,4 +1,4 @@
-"""Grids and sweeps: every cell once, by however many processes."""
+"""Grids and sweeps: every cell once, by any number of processes."""
 
 import csv
 import dataclasses
@@ -118,7 +118,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
   assert (len(done), len(rest), len(rows)) == (3, 5, 8)
   assert [row['seed'] for row in rows] == [0, 1] * 4
   assert {row['clock'] for row in rows} == {20}
-  # Each cell is what training it alone gives.
+  # Each cell has the result of a run of its own.
   config.optimizer.rate, config.num_workers = 0.2, 2
   alone = experiment.train_and_evaluate(config, tmp_path / 'alone')
   (row,) = (
@@ -140,7 +140,7 @@ def test_cells_start_from_another_run_too(tmp_path):
   first = cases.make_config(num_updates=40)
   result = experiment.train_and_evaluate(first, tmp_path / 'first')
   config = cases.make_config(num_updates=10, init_from=str(tmp_path / 'first'))
-  grid = 'optimizer.rate=1e-30'  # It stays where it begins.
+  grid = 'optimizer.rate=1e-30'  # The weights stay the first ones.
   (row,) = experiment.sweep(config, grid, tmp_path / 'sweep')
   assert row['test/loss'] == pytest.approx(
     result.metrics['test/loss'], rel=1e-6
@@ -155,7 +155,7 @@ def test_another_grid_wants_another_folder(tmp_path):
 
 
 def _work(folder, queue):
-  """One of several processes on a folder; says which cells it did."""
+  """One of several processes on a folder; prints the cells that it trained."""
   done = []
   experiment.sweep(
     cases.make_config(num_updates=20),

@@ -1,4 +1,4 @@
-"""Every way to run that changes the numbers, in real processes, replayed."""
+"""Every setting that changes the numbers, in real processes, replayed."""
 
 import io
 
@@ -37,7 +37,7 @@ def _check(config, workdir):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', VARIANTS)
 def test_replay_has_the_same_bits(name, processes, tmp_path):
-  del processes  # None is left.
+  del processes  # The fixture checks that no process is left.
   _check(live.make_config(num_updates=80, **VARIANTS[name]), tmp_path)
 
 

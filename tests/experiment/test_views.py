@@ -42,7 +42,7 @@ class Files:
     self._writers = {}
 
   def append(self, begin, end):
-    """Writes some records; gives the trace of all that were written so far."""
+    """Writes some records; returns the trace of all records so far."""
     for record in self._trace.records[begin:end]:
       node = int(record['replica'])
       if node not in self._writers:
@@ -90,7 +90,7 @@ def test_new_records_are_measured_as_in_the_whole(strategy, tmp_path):
     assert 'gossip/age_mean' in wanted
     assert found == pytest.approx({'time': now, **wanted})
     since = now
-  # Nothing is new: the last metrics still hold.
+  # Without new records the last metrics stay.
   assert meter.measure(dict.fromkeys(range(4), STATUS), ()) == found
   files.close()
 
@@ -111,7 +111,7 @@ def test_records_are_read_once(tmp_path):
 
 
 def test_lost_mass_adds_up(tmp_path):
-  """Mass of messages that were lost at any time, and of nodes dead now."""
+  """Lost are messages of any time, and the mass of nodes that are dead now."""
   records = np.zeros(8, traces.RECORD)
   records['replica'] = records['worker'] = [0, 1, 0, 0, 1, 0, 1, 0]
   records['kind'] = traces.Kind.STEP
@@ -147,7 +147,7 @@ def test_refused_messages_are_a_metric(tmp_path):
 
 
 def test_only_weights_that_nodes_mix_are_averaged():
-  """A counter of each node is no weight: as in replay, the first one's."""
+  """A counter is not averaged: as in replay, the first node's is taken."""
   rows = [
     (
       {'w': np.full(2, value, np.float32)},
@@ -186,7 +186,7 @@ def test_nodes_that_are_equal_have_no_distance():
 
 
 def test_the_centre_the_nodes_and_their_mean_are_evaluated_apart():
-  """`local` is the mean of the nodes' own losses, and no loss of a mean."""
+  """`local` is the mean of the nodes' losses, not the loss of their mean."""
   task = tasks.make_task('logistic', batch=4)
   rows = [
     jax.tree.map(
@@ -204,7 +204,7 @@ def test_the_centre_the_nodes_and_their_mean_are_evaluated_apart():
       assert metrics[f'{group}/{name}'] == pytest.approx(float(value))
   found = [metrics[f'{group}/loss'] for group in ('test', 'local', 'centre')]
   assert len(set(np.round(found, 4))) == 3
-  # Without a centre it is not asked for.
+  # Without a centre there are no metrics of one.
   _, metrics = measuring.describe_nodes(task, rows, [], None)
   assert not [name for name in metrics if name.startswith(('local', 'centre'))]
 
@@ -232,7 +232,7 @@ class Node:
 
 
 class Time:
-  """A time that passes when somebody waits."""
+  """A time that advances only when a function waits."""
 
   now = 0.0
 
@@ -247,7 +247,7 @@ class Time:
 def test_a_watch_stops_the_centre_when_no_node_answers(
   num_answers, monkeypatch, tmp_path
 ):
-  """A node may be about to send a force; but one that never ends is left."""
+  """A node may be about to send a force. A node that never ends is left."""
   monkeypatch.setattr(views, 'time', Time())
   recipe = recipes.from_config(nodes.make_config('elastic'))
   folder, events = workdirs.Workdir(tmp_path), []
@@ -345,7 +345,7 @@ def test_metrics_of_a_server_that_is_killed_and_resumed(tmp_path):
 
 
 def test_a_restarted_server_does_not_wait_for_a_dead_learner(tmp_path):
-  """The view tells it again of the dead. Time stands still: no deadline."""
+  """The view reports the dead again. Time stands still: no deadline passes."""
   bench = scripted.Bench(
     protocols.hardsync(), workdir=workdirs.Workdir(tmp_path), num_learners=2,
     checkpoint_seconds=1.0,
@@ -379,7 +379,7 @@ def test_a_restarted_server_does_not_wait_for_a_dead_learner(tmp_path):
 
 @pytest.mark.parametrize('is_written', [False, True])
 def test_the_last_row_is_the_result(is_written, monkeypatch, tmp_path):
-  """Also if all steps were evaluated, as messages round, when they ended."""
+  """This holds even if the rounded weights of all steps were evaluated."""
 
   class Supervisor:
     lost, is_interrupted = frozenset(), False
@@ -417,7 +417,7 @@ def test_the_last_row_is_the_result(is_written, monkeypatch, tmp_path):
 
 
 def test_a_recipe_of_nodes_names_how_they_train():
-  """Nodes that train otherwise are of another run."""
+  """Nodes with other settings belong to another run."""
   configs = [
     nodes.make_config('pull'),
     nodes.make_config('pull'),
@@ -425,7 +425,7 @@ def test_a_recipe_of_nodes_names_how_they_train():
     nodes.make_config('pull', optimizer={'rate': 0.123}),
     nodes.make_config('pull', schedule={'name': 'cosine'}),
     nodes.make_config('pull a little'),
-    # The seeds of these topologies tell them apart; their descriptions do not.
+    # Only the seeds of these topologies differ, not their descriptions.
     *(nodes.make_config('pull') for _ in range(2)),
   ]
   configs[5].num_workers = 9
@@ -444,7 +444,7 @@ def test_a_recipe_of_nodes_names_how_they_train():
 def test_stopped_before_it_is_evaluated_a_run_knows_its_steps(
   tmp_path, monkeypatch
 ):
-  """By the traces of the run that it was to go on with."""
+  """It knows them from the traces of the run that it was to resume."""
   config = cases.make_config('pull')
   experiment.train_and_evaluate(config, tmp_path)
   folder = workdirs.Workdir(tmp_path)

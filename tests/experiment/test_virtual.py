@@ -163,7 +163,7 @@ def test_the_files_of_a_run(name, tmp_path):
   assert ('centre/loss' in columns) == (name == 'elastic')
   if is_gossip:
     assert np.all(columns['gossip/consensus_error'][:-1] > 0)
-  # The same weights as a replay, which knows no config.
+  # The weights equal those of a replay without a config.
   replayed = jasgd.replay(
     config.make_task(),
     config.make_optimizer(),
@@ -233,7 +233,7 @@ def test_a_run_starts_from_another(name, tmp_path):
   second = cases.make_config(
     name, num_updates=12, init_from=str(tmp_path / 'first')
   )
-  second.optimizer.rate = 1e-30  # It stays where it begins.
+  second.optimizer.rate = 1e-30  # The weights stay the first ones.
   experiment.train_and_evaluate(second, tmp_path / 'second')
   np.testing.assert_allclose(
     *(jasgd.load_params(tmp_path / folder) for folder in ('first', 'second')),
@@ -243,7 +243,7 @@ def test_a_run_starts_from_another(name, tmp_path):
   third.task.name, third.task.model = 'digits', 'mlp'
   with pytest.raises(ValueError, match=r'weights .* there and None here'):
     experiment.train_and_evaluate(third, tmp_path / 'third')
-  assert not (tmp_path / 'third').exists()  # Another flag may mend it.
+  assert not (tmp_path / 'third').exists()  # The user may give other flags.
   with pytest.raises(ValueError, match='nowhere'):
     experiment.train_and_evaluate(
       cases.make_config(name, init_from='nowhere'), tmp_path / 'third'
@@ -372,7 +372,7 @@ def test_weights_on_devices_are_the_mean_of_the_program(tmp_path):
   )
   header = json.loads((tmp_path / 'provenance.json').read_text())
   assert header['num_devices'] == jax.device_count()
-  # A report does not miss the trace.
+  # The report does not call the trace missing.
   page = reports.write_report(tmp_path).read_text()
   assert 'There is no trace' not in page
   assert (tmp_path / 'report/curves.png').exists()

@@ -1,4 +1,4 @@
-"""The suites of `launch.benchmark`: a smoke of each, and their arithmetic."""
+"""The suites of `launch.benchmark`: short runs, and their arithmetic."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ from launch.benchmarks import stragglers
 from launch.benchmarks import training
 from tests.experiment import own_strategies
 
-# Suite -> patterns, and in how many lines of its output each is found. The real
+# Suite -> patterns, and the number of output lines that match each of them. The
 # run of `faults` is the quick case of tests/experiment/test_faults.py.
 SMOKES = {
   'gossip': {
@@ -317,7 +317,7 @@ def test_stragglers_goals():
   assert _judge_stragglers(pull_disturbed=slowed) == ['missed', 'met']
   free = [9.0, 6.3, 6.3, 6.3]
   assert _judge_stragglers(allreduce_disturbed=free) == ['met', 'missed']
-  # Where all are slow anyway, nothing falls.
+  # If all nodes are slow in both runs, no speed falls.
   assert _judge_stragglers(allreduce=[6.5] * 4) == ['met', 'missed']
 
 
@@ -375,7 +375,7 @@ def test_prediction_bounds():
     'lost_mass': (0.1, 0.0),
   }
   assert _judge_prediction(**outside) == dict.fromkeys(prediction.BOUNDS, False)
-  # A number that the rule alone makes has a narrower bound, or none.
+  # A number that the rule alone determines has a narrower bound, or none.
   rates = {'updates_per_gradient': (0.98, 1.0), 'staleness': (0.09, 0.0)}
   assert _judge_prediction(**rates) == dict.fromkeys(rates, True)
   for row, is_good in (

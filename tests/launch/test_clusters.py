@@ -22,9 +22,9 @@ from tests.launch import quick
 
 NUM_NODES = quick.NUM_NODES
 CLUSTER = '--config.runtime.mode=cluster'
-# They must not end while the test is at work.
+# Steps of runs that must not end during the test.
 LONG = f'--config.num_updates={1000 * NUM_NODES}'
-# They end only when they are told to.
+# Steps of runs that end only on request.
 ENDLESS = '--config.num_updates=3000000'
 Kind = traces.Kind
 
@@ -132,7 +132,7 @@ def test_a_cluster_loses_learners_and_servers(processes, tmp_path):
   outputs = [each.wait() for each in (server, second, third, fourth)]
   assert all('It was interrupted.' in output for output in outputs)
   run.check_replay()
-  # The token is where it belongs, and nowhere else.
+  # The token is only in its own file.
   assert token not in ''.join(outputs)
   assert not any(token.encode() in line for line in commands.values())
   files = [path for path in tmp_path.rglob('*') if path.is_file()]
@@ -154,7 +154,7 @@ def _count_working(run):
 
 
 def _kill_server(run, program):
-  """Kills a server, and the program that would start it again."""
+  """Kills a server and its launcher, which would start it again."""
   program.kill(signal.SIGSTOP)
   os.kill(run.get_server_pid(), signal.SIGKILL)
   program.kill(signal.SIGKILL)
@@ -162,7 +162,7 @@ def _kill_server(run, program):
 
 
 def _find_address(workdir, node):
-  """Where a node is, once it is."""
+  """Address of a node, as soon as it has one."""
   folder = runtime.find_folder(workdirs.Workdir(workdir), node)
   if not folder.server.exists():
     return None
@@ -175,7 +175,7 @@ def _count_steps(folders):
   counts = np.zeros(len(folders), int)
   for node, folder in enumerate(folders):
     path = folder / 'trace' / f'node-{node}'
-    with contextlib.suppress(traces.TraceError):  # It is being made.
+    with contextlib.suppress(traces.TraceError):  # The file is being made.
       records = traces.Trace.load(path, allow_truncated=True).records
       counts[node] = np.count_nonzero(records['kind'] == Kind.STEP)
   return counts
@@ -190,7 +190,7 @@ def _list_sources(folders, node):
 
 @pytest.mark.slow
 def test_a_cluster_that_shares_a_folder(processes, tmp_path):
-  """Numbers are shared out; one that died is replaced, and goes on."""
+  """Nodes choose free numbers; one that died is replaced, and goes on."""
   flags = (CLUSTER, LONG)
 
   def start(role):
@@ -230,7 +230,7 @@ def _find_child(pid):
 
 @pytest.mark.slow
 def test_a_cluster_by_addresses(processes, tmp_path):
-  """Nobody shares a folder; the first one dies, others join through others."""
+  """Nodes share no folder; the first dies, later ones join through others."""
   num_nodes = 3
   flags = (
     CLUSTER,
@@ -261,7 +261,7 @@ def test_a_cluster_by_addresses(processes, tmp_path):
   second = start(1, 0)
   live.wait_until(lambda: get_steps()[:2].min() > 10, second)
   live.wait_until(lambda: workdirs.list_checkpoints(folders[0] / 'nodes' / '0'))
-  # A number that is taken, and a stranger without the token.
+  # A number that is taken, and a process without the token.
   wrong = [
     _start(
       processes,
@@ -293,7 +293,7 @@ def test_a_cluster_by_addresses(processes, tmp_path):
   live.wait_until(lambda: get_steps().min() > 10, others[0])
   first = start(0, num_nodes - 1)
   everybody = (first, second, *others)
-  # The run has no end of its own: the node that came back may take its time.
+  # The run ends only on request: the node that came back may be slow.
   live.wait_until(
     lambda: _list_sources(folders, num_nodes - 1) == set(range(num_nodes - 1)),
     first,
@@ -305,7 +305,7 @@ def test_a_cluster_by_addresses(processes, tmp_path):
     program.kill(signal.SIGINT)
   assert 'The traces are in the folders of the nodes' in output
   accuracy = float(re.findall(r'acc (\S+)', output)[-1])
-  assert accuracy > 0.5  # By chance, a tenth.
+  assert accuracy > 0.5  # Without training it is about 0.1.
   for program in everybody:
     program.wait()
   assert not processes.find()
@@ -404,7 +404,7 @@ def test_a_cluster_of_an_all_reduce_that_shares_a_folder(processes, tmp_path):
   said = watch.wait(1)
   assert re.search(r'Nothing was heard for 5 s from .*node 1', said), said
   assert not processes.find()
-  # All end in good order, and nobody takes the run for done.
+  # All end in good order, and no process treats the run as done.
   before = _count_steps(folders).min()
   programs, watch = start()
   live.wait_until(lambda: _count_steps(folders).min() > before + 10, watch)
@@ -427,7 +427,7 @@ def test_a_cluster_of_an_all_reduce_that_shares_a_folder(processes, tmp_path):
   restarts = np.flatnonzero(trace.records['kind'] == Kind.RESTART)
   assert len(restarts) == 2 * NUM_NODES
   assert result['clock'] == trace.steps['step'].max() * NUM_NODES
-  # Nothing was made twice after they were stopped.
+  # After the stop, no step was made twice.
   last = trace.records['step'][restarts].max() * NUM_NODES
   assert len(trace.steps) - num_steps == result['clock'] - last
   _check_replay(tmp_path)

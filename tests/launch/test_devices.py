@@ -1,4 +1,4 @@
-"""Nodes on the devices of one host, by the command line: a device each."""
+"""Nodes on the devices of one host, by the command line: one on each device."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def _start(processes, workdir, *flags):
 
 
 def test_each_node_has_a_device(processes, tmp_path):
-  """By pmap, to the end of the smallest run."""
+  """The smallest run, under pmap, to its end."""
   said = processes.start(
     'launch.train',
     '--config=tests/launch/quick.py:pull',
@@ -39,13 +39,13 @@ def test_each_node_has_a_device(processes, tmp_path):
   assert not processes.find()
   result = json.loads((tmp_path / 'result.json').read_text())
   assert result['clock'] == 60 * quick.NUM_NODES
-  assert result['metrics']['test/accuracy'] > 0.5  # By chance, a tenth.
+  assert result['metrics']['test/accuracy'] > 0.5  # Untrained: about 0.1.
   assert (tmp_path / 'report.html').exists()
 
 
 @pytest.mark.slow
 def test_four_devices_are_used_and_a_killed_run_goes_on(processes, tmp_path):
-  """By pmap, which nobody has to ask for."""
+  """The default is pmap if there are enough devices."""
   calm, killed = tmp_path / 'calm', tmp_path / 'killed'
   said = _start(processes, calm).wait()
   assert 'on a device each (pmap), of 4 here.' in said

@@ -99,7 +99,7 @@ def test_simulate_nodes_writes_traces_and_pictures(commands, tmp_path):
 
 @pytest.mark.slow
 def test_local_sh_on_a_fresh_checkout(tmp_path):
-  """Clones what is committed, and runs the first command of the README."""
+  """Clones the last commit, and runs the first command of the README."""
   checkout = tmp_path / 'jasgd'
   done = _run('git', 'clone', '--quiet', str(ROOT), str(checkout))
   assert done.returncode == 0, done.stderr
@@ -112,13 +112,13 @@ def test_local_sh_on_a_fresh_checkout(tmp_path):
       timeout=900,
       JASGD_VENV='.venv',
       PYTHON=sys.executable,
-      PIP_NO_COMPILE='no',  # Not to compile; pip takes the value of `compile`.
+      PIP_NO_COMPILE='no',  # Do not compile; pip reads it as `compile=no`.
     )
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r'^test/accuracy +(\S+)$', done.stdout, re.M)
     assert attempt == 'again' or float(accuracy[1]) > 0.9
     assert (tmp_path / attempt / 'report.html').exists()
-    # The second time everything is there already.
+    # The second time everything is installed already.
     assert ('pip install' in done.stdout) == (attempt == 'first')
   assert (checkout / '.venv/bin/python').exists()
   shutil.rmtree(checkout)

@@ -129,7 +129,7 @@ def test_a_server_to_its_end(processes, tmp_path):
   said = _replay(processes, tmp_path, 1)
   assert 'Different: the server; the largest difference is' in said
   assert f'first weights that differ are those of clock {clock}, ' in said
-  result = live.Run(tmp_path).go_on()  # There is nothing to do.
+  result = live.Run(tmp_path).go_on()  # The run is already over.
   assert result.metrics == metrics
 
 
@@ -148,12 +148,12 @@ def test_nodes_to_their_end(strategy, processes, tmp_path):
     assert metrics[f'{group}/accuracy'] > 0.8
   assert 'Traffic' in page
   assert ('centre' in page) == (strategy == 'elastic')
-  # Evaluations on the way are of the steps that they name.
+  # Evaluations during the run are at the clocks that they name.
   columns = workdirs.read_metrics(tmp_path)
   assert np.all(np.diff(columns['clock']) > 0)
   assert np.all(np.diff(columns['test/loss']))
   assert columns['test/loss'][-1] == metrics['test/loss']
-  # The weights are the mean of the nodes'.
+  # The weights are the mean of those of the nodes.
   own = [
     workdirs.load_weights(tmp_path / 'nodes' / str(node))
     for node in range(NUM_NODES)
@@ -178,7 +178,7 @@ def _wait_for_clock(run, program, clock=20):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(processes, tmp_path):
-  """After a server was lost, and was started again."""
+  """The run of a server that was lost, and was started again."""
   run = live.Run(tmp_path)
   flag = '--config.num_updates=500'
   program = _train(processes, tmp_path, flag)
@@ -214,7 +214,7 @@ def test_a_run_that_was_stopped_as_it_began_goes_on(
 
 
 def _stop(processes, program, number):
-  """Ends a launcher by a signal; gives the clock that it goes on from."""
+  """Ends a launcher by a signal; returns the clock at which it resumes."""
   program.kill(number)
   output = program.wait()
   found = re.search(
@@ -228,7 +228,7 @@ def _stop(processes, program, number):
 
 
 def test_a_learner_dies_as_it_starts_and_then_the_launcher(processes, tmp_path):
-  """The server would wait ten minutes for a learner that nobody calls lost.
+  """The server would wait ten minutes for a learner not reported as lost.
 
   No child outlives its launcher.
   """
@@ -246,7 +246,7 @@ def test_a_learner_dies_as_it_starts_and_then_the_launcher(processes, tmp_path):
   program.kill(signal.SIGKILL)
   program.wait(-signal.SIGKILL)
   live.wait_until(lambda: not processes.find())
-  assert run.check_replay() >= 20  # It has even saved.
+  assert run.check_replay() >= 20  # It has saved a checkpoint.
   assert len(set(run.load_trace().worker.tolist())) == 1
 
 

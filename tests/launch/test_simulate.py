@@ -27,7 +27,7 @@ def test_the_trace_of_real_nodes_is_not_replaced(commands, tmp_path):
   message = 'holds the trace of a real run of nodes: give another workdir'
   assert message in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr
-  assert 'wait' not in done.stdout  # It had not begun.
+  assert 'wait' not in done.stdout  # The simulation had not begun.
   assert kept.read_text() == 'kept'
 
 

@@ -28,7 +28,7 @@ CONFIGS = sorted(
 
 
 def test_train_leaves_weights_and_a_report(tmp_path):
-  """In a process that imports everything itself, unlike the others here."""
+  """Runs in a process of its own, unlike the other tests of this file."""
   command = [sys.executable, '-m', 'launch.train']
   command += [
     '--config=configs/digits_async.py',
@@ -107,7 +107,7 @@ def test_gossip_is_what_its_config_says_without_a_variant():
   for name in ('elastic', 'allreduce'):
     other = gossip_digits.get_config(name)
     config.strategy.name = name
-    assert other == config  # One flag away.
+    assert other == config  # They differ by one flag.
 
 
 def test_configs_of_nodes_have_their_command_in_the_note():
@@ -143,7 +143,7 @@ def test_bad_flags_are_named_in_a_line(flag, commands, tmp_path):
 
 @pytest.mark.parametrize('module', ['compare', 'simulate', 'sweep', 'train'])
 def test_a_second_config_is_refused(module, commands, tmp_path):
-  """It would be loaded into the module of the first one."""
+  """The second file would be loaded into the module of the first one."""
   done = commands.run(
     f'launch.{module}',
     '--config=configs/digits_async.py:smoke',
@@ -205,7 +205,7 @@ def test_sweep_ends_with_a_table_and_a_heat_map(commands, tmp_path):
   assert (tmp_path / 'heat_map.png').read_bytes().startswith(b'\x89PNG')
   again = commands.run(*arguments)
   assert again.returncode == 0
-  assert not re.search(line, again.stdout)  # It skips what is done.
+  assert not re.search(line, again.stdout)  # It skips finished cells.
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ PROTOCOLS = {
 
 def simulate(name='softsync', num_gradients=120):
   protocol = PROTOCOLS[name]
-  if name == 'constant_delay':  # It says itself how many learners, and when.
+  if name == 'constant_delay':  # It sets number and times of learners itself.
     return jasgd.simulate(protocol, num_gradients=num_gradients)
   return jasgd.simulate(
     protocol,
@@ -78,7 +78,7 @@ def make_lines(num_lines=4, every=10):
 
 
 def write_run(root, config=None, trace=None, lines=()):
-  """Makes a workdir with what is given, and nothing else."""
+  """Makes a workdir with the given files, and no others."""
   root.mkdir(parents=True, exist_ok=True)
   paths = workdir.Workdir(root)
   if config is not None:
@@ -212,7 +212,7 @@ def _make_faults(records):
 
 
 def _make_end(records):
-  """The end, what arrives after it, and that everybody leaves."""
+  """The end, a gradient that arrives after it, and all learners' leaves."""
   last = records[-1]
   time, clock = float(last['end_time']) + 3, int(last['version'])
   incarnation = 1

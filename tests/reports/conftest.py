@@ -13,14 +13,14 @@ _BLANK = base64.b64decode(
 
 @pytest.fixture
 def real_pictures():
-  """Asked for by tests of pages whose pictures are to be drawn."""
+  """Requested by tests of pages whose pictures must be drawn."""
 
 
 @pytest.fixture
 def blank_pictures(request, monkeypatch):
   """Pages get white pictures: drawing them takes most of a page's time.
 
-  Figures are still made, with all that is in them, but no pixel of them.
+  Figures are still built completely, but not drawn as pixels.
   """
   if 'real_pictures' in request.fixturenames:
     return

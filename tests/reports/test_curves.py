@@ -1,4 +1,4 @@
-"""Pictures of metrics and of staleness: which lines there are, and where."""
+"""Pictures of metrics and of staleness: their lines and panels."""
 
 import dataclasses
 

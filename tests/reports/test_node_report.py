@@ -72,7 +72,7 @@ def test_rates_leave_out_the_time_before_the_first_step():
 
 
 def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
-  """Both stop at 3 and are back at 50 and 51; then only one of them dies."""
+  """Both nodes stop at 3 and are back at 50 and 51; later, one of them dies."""
   restart, step = traces.Kind.RESTART, traces.Kind.STEP
   rows = [
     *[(node, step, end) for end in (1.0, 2.0, 3.0) for node in (0, 1)],
@@ -105,7 +105,7 @@ def test_the_time_in_which_nobody_was_there_does_not_count(tmp_path):
 @pytest.mark.parametrize(
   ('strategy', 'sent', 'busiest', 'centre'),
   [
-    # A ring: 2 (n - 1) / n of the weights out, and as much in.
+    # A ring: each node sends and receives 2 (n - 1) / n of the weights.
     (gossip.AllReduce(), 1.5, 3.0, None),
     (gossip.AllReduce(period=2), 0.75, 1.5, None),
     (gossip.Elastic(), 1.0, 2.0, 8.0),
@@ -176,7 +176,9 @@ def test_nodes_that_are_lost_are_named(tmp_path):
   page = cases.Page(reports.write_report(_write(tmp_path, trace)))
   results = page.column('Results')
   assert results['nodes that left or were lost'] == '1 (node 1 at step 2)'
-  assert results['nodes that came later, or again'] == '1 (node 1 at step 2)'
+  assert (
+    results['nodes that joined late or came back'] == '1 (node 1 at step 2)'
+  )
   assert 'Before the end, 1 node left or was lost.' in page.paragraphs[0]
 
 
@@ -224,12 +226,12 @@ def test_messages_without_room_are_in_the_report(tmp_path):
     folder = tmp_path / str(count)
     run = cases.write_run(folder, {'strategy': {}}, trace, lines)
     found = cases.Page(reports.write_report(run)).column('Results')
-    said = found.get('messages refused, for want of room')
+    said = found.get('messages refused, as there was no room')
     assert said == ('7' if count else None)
 
 
 def _record(trace, compiled=50.0, compiles=True):
-  """As real nodes would have written it, that compile before or in a step."""
+  """A trace as of real nodes, which compile before or in their first step."""
   records = trace.records.copy()
   is_first = (records['kind'] == traces.Kind.STEP) & (records['step'] == 1)
   records['end_time'] += compiled

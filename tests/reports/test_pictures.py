@@ -1,4 +1,4 @@
-"""Pictures of traces: which bars there are, where, and of which kind."""
+"""Pictures of traces: their bars, and the places and kinds of these."""
 
 import numpy as np
 import pytest
@@ -300,12 +300,12 @@ def test_an_all_reduce_that_loses_a_node():
 
 
 def test_deaths_of_real_nodes_are_drawn():
-  """0 ends, 1 is killed, 2 is killed and comes back, 3 is stopped meanwhile."""
+  """Node 0 ends, 1 is killed, 2 is killed and comes back, 3 is stopped."""
   kind = traces.Kind
   rows = [
     *((node, kind.STEP, 10 + node) for node in range(4)),
     (0, kind.LOST, 14.5),
-    (1, kind.LOST, 14.75),  # Of its sender, in somebody else's file.
+    (1, kind.LOST, 14.75),  # A message of node 1, in the file of another node.
     (3, kind.END, 15),
     (2, kind.RESTART, 17),
     (3, kind.RESTART, 18),
@@ -329,7 +329,7 @@ def test_deaths_of_real_nodes_are_drawn():
 
 def test_real_nodes_that_may_be_alive_are_not_drawn_as_dead():
   trace = _simulate_nodes(gossip.Pull(), num_steps=20)
-  header = {**trace.header, 'is_recorded': True}  # And nobody has ended yet.
+  header = {**trace.header, 'is_recorded': True}  # No node has ended yet.
   trace = traces.Trace(trace.records[:60], header)
   assert not _list_bars_of(trace, 'is gone')
 

@@ -128,18 +128,18 @@ def test_faults_are_counted_and_told(tmp_path):
     'dropped: the run was over': 2,
   }.items():
     assert fates[fate].startswith(f'{count} ('), fate
-  assert fates['lost with a server, not in the above'] == '5'
+  assert fates['lost with a server, not counted above'] == '5'
   results = page.column('Results')
   assert results['restarts of the server'] == '1'
   assert results['incarnations of the server'] == '2'
   left = results['learners that left or were lost']
   assert left.startswith('2 (learner 1 at clock ')
-  assert results['learners that came later, or again'].startswith(
+  assert results['learners that joined late or came back'].startswith(
     '1 (learner 1'
   )
   text = page.paragraphs[0]
   assert 'Before the end, 2 learners left or were lost.' in text
-  assert '1 learner came later, or again.' in text
+  assert '1 learner joined late or came back.' in text
   assert 'The server was restarted 1 time, which lost 5 gradients.' in text
   assert 'It ended: All 200 updates were made.' in text
   assert 'Asynchronous: the server updates with every gradient' in text
@@ -153,12 +153,12 @@ def test_a_calm_run_tells_of_no_faults(tmp_path):
     assert word not in words, word
   assert not page.column('Results').keys() & {
     'learners that left or were lost',
-    'learners that came later, or again',
+    'learners that joined late or came back',
   }
 
 
 def test_an_interrupted_run_says_so(tmp_path):
-  """Its learners were told to go; that is no loss."""
+  """Its learners left because they were asked to; they are not lost."""
   trace = cases.simulate_real(
     protocols.asynchronous(), is_over=False, has_faults=False
   )
@@ -174,7 +174,7 @@ def test_an_interrupted_run_says_so(tmp_path):
   clock = trace.num_updates
   assert page.column('Results')['end'] == f'unfinished: clock {clock}'
   assert (
-    f'(it was interrupted, or goes on): it is at clock {clock}.'
+    f'(it was interrupted, or still goes on): it is at clock {clock}.'
     in (page.paragraphs[0])
   )
   assert 'learners that left or were lost' not in page.column('Results')
@@ -193,7 +193,7 @@ def test_a_lost_learner_is_one_before_the_end_of_its_incarnation():
     kind=kinds,
     worker=[0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0],
     incarnation=[0] * 6 + [1] * 7,
-    stands=5,  # All before the restart stays valid.
+    stands=5,  # All records before the restart stay valid.
     updates=[kind == push for kind in kinds],
     end_time=np.arange(len(kinds)) * 1.0,
     start_time=np.arange(len(kinds)) - 1.0,
@@ -225,11 +225,11 @@ def test_members_are_drawn_with_what_happened():
     for segment in labels['there'].get_segments()
   }
   assert {learner for learner, *_ in spans} == {0, 1, 2, 3}
-  assert sum(learner == 1 for learner, *_ in spans) == 2  # It came again.
+  assert sum(learner == 1 for learner, *_ in spans) == 2  # It came back.
   assert (1, -0.5, 20.0) in spans
   assert labels['left or lost'].get_ydata().tolist() == [1, 2]
   assert labels['left or lost'].get_xdata() == pytest.approx([20.0, 40.0])
-  # The gradients that came after the end are no fault.
+  # Gradients that arrive after the end are no fault.
   assert sorted(labels['gradient dropped'].get_ydata().tolist()) == [0, 3]
 
 
@@ -259,7 +259,7 @@ def test_the_timeline_begins_once_all_have_compiled():
 
 
 def test_a_result_that_says_diverged_is_believed(tmp_path):
-  """Gradients that are not finite never come into a real run's loss."""
+  """The loss of a real run leaves out gradients that are not finite."""
   trace = cases.simulate_real(protocols.asynchronous())
   result = {'is_diverged': True, 'clock': 77, 'end_reason': 'It diverged.'}
   page = cases.Page(reports.write_report(_write(tmp_path, trace, result)))

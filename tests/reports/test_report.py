@@ -1,4 +1,4 @@
-"""Pages on one run and on several: what they say, against the trace."""
+"""Pages on one run and on several: their numbers, against the trace."""
 
 import base64
 
@@ -30,7 +30,7 @@ def _make_run(tmp_path):
 
 @pytest.fixture(name='whole', scope='module')
 def _make_whole(tmp_path_factory):
-  """A run that is whole, and its page: made once, to be looked at only."""
+  """A complete run and its page: made once, and never changed."""
   run = _write_whole(tmp_path_factory.mktemp('whole'))
   return run, cases.Page(reports.write_report(run))
 
@@ -68,7 +68,7 @@ def test_readable_on_a_phone_and_in_the_dark(whole):
   assert len(wide) == num_tables >= 4
 
 
-# The first drops gradients; one of Downpour is a sum.
+# The first protocol drops gradients; a push of Downpour is a sum of gradients.
 @pytest.mark.parametrize(
   'name', ['backup', 'constant_delay', 'downpour', 'softsync']
 )

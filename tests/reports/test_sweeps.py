@@ -1,4 +1,4 @@
-"""Which axis of a sweep goes where."""
+"""The place of each axis of a sweep in the heat maps."""
 
 import itertools
 

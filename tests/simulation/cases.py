@@ -1,6 +1,6 @@
 """Time models, strategies and networks, and how to execute a trace on numbers.
 
-A new one is tested by being listed.
+To test a new one, add it to the lists.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ every_network = pytest.mark.parametrize('network_name', NETWORKS)
 
 NUM_NODES = 7
 
-# Every strategy; a new one is tested by being listed.
+# Every strategy; to test a new one, add it here.
 STRATEGIES = {
   'allreduce': gossip.AllReduce(),
   'local sgd': gossip.AllReduce(period=3),
@@ -115,9 +115,9 @@ def run_peers(name, network='free', num_steps=30, seed=1, **arguments):
 def execute(trace, start=None):
   """Runs a trace of nodes on numbers, on which steps do nothing.
 
-  Gives every version of every node and of the centre, which moves by the force
-  that a node's mix has left. It fails if versions are not consecutive, or if
-  one is read that does not exist yet.
+  Returns every version of every node and of the centre, which moves by the
+  force of a node's mix. Fails if versions are not consecutive, or if a version
+  is read that does not exist yet.
   """
   if start is None:
     start = np.arange(float(trace.num_workers))

@@ -111,7 +111,7 @@ def test_a_run_continues_while_a_learner_is_alive(
 
 
 def test_a_push_that_arrives_after_its_learners_death_is_dropped():
-  """Computed at 1 and 2, arriving a second later; learner 0 dies between."""
+  """Gradients are on the way for a second; learner 0 dies meanwhile."""
   trace = simulation.simulate(
     protocols.asynchronous(),
     num_workers=2,
@@ -229,7 +229,7 @@ def _simulate_one_death(time, **arguments):
   ('time', 'lost_clock', 'num_pulls', 'num_pushes'),
   [
     (0.5, 0, 1, 0),  # It dies while it pulls,
-    (2.5, 0, 1, 0),  # computes, after its push, and with new weights.
+    (2.5, 0, 1, 0),  # while it computes, after its push, and with new weights.
     (3.5, -1, 1, 1),
     (4.5, 1, 2, 1),
   ],

@@ -133,7 +133,7 @@ def test_bytes_are_those_of_the_wires_dtype():
 
 
 def test_equal_times_on_a_shared_link_go_by_learner():
-  """All are done at once, each time; the link takes one after the other."""
+  """All learners end at once, each time; the link sends one after the other."""
   trace = simulation.simulate(
     protocols.hardsync(),
     num_workers=4,
@@ -145,7 +145,7 @@ def test_equal_times_on_a_shared_link_go_by_learner():
 
 
 def test_gradients_that_wait_for_the_link_are_in_flight():
-  """Computed at 1; one is received by 2, one is on the link, and two wait."""
+  """All compute until 1; at 2 one push has arrived, one is sent, two wait."""
   trace = simulation.simulate(
     protocols.asynchronous(),
     num_workers=4,

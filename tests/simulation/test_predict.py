@@ -61,7 +61,7 @@ def test_a_run_is_predicted_from_its_times(protocol_name, overlap):
 
 
 def test_a_wrong_protocol_or_overlap_is_seen():
-  """The comparison can fail: the times alone do not determine it."""
+  """The comparison can fail: measured times do not determine the order."""
   trace = _simulate(protocols.asynchronous())
   strategy = protocols.softsync(2).to_config()
   for header in ({'strategy': strategy}, {'overlap': True}):
@@ -319,7 +319,7 @@ def test_several_predictions_are_taken_together():
 
 
 def test_differences_from_nothing():
-  """Of 0 it is 0 or infinite; of a learner without gradients, not known."""
+  """Relative to 0 it is 0 or infinite; it is NaN without gradients."""
   trace = _make_trace([0, 1, 2], np.array([0, 1, 1]))
   predicted = _make_trace([0, 1], np.array([0, 0]))
   comparison = simulation.compare(trace, predicted)

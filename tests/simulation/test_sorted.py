@@ -83,7 +83,7 @@ def test_sorting_gives_the_trace_of_the_event_loop(
 ):
   speeds = np.logspace(0, log_speed, num_workers)
   time = simulation.with_speeds(cases.TIMES[time_name], speeds.tolist())
-  overlap = overlap and name != 'rennala'  # It is refused.
+  overlap = overlap and name != 'rennala'  # It refuses overlap.
   _check_same(SORTED[name], num_workers, num_gradients, time, seed, overlap)
 
 

@@ -103,7 +103,7 @@ def test_same_on_every_machine(name):
 
 
 def test_normal_is_truncated_not_reflected():
-  """Of N(1, 1) above 0 the mean is 1 + phi(1) / Phi(1) = 1.2876."""
+  """The mean of N(1, 1), truncated above 0, is 1 + phi(1) / Phi(1) = 1.2876."""
   times = simulation.normal(1.0, 1.0).table(0, 0, 20_000, 20)
   np.testing.assert_allclose(times.mean(), 1.2876, rtol=0.005)
 

@@ -1,4 +1,4 @@
-"""Traces for tests: any bytes, runs that could have been, files of nodes."""
+"""Traces for tests: random bytes, possible runs, files of nodes."""
 
 from hypothesis import strategies
 import numpy as np

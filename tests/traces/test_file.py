@@ -32,7 +32,7 @@ def _make_small_trace():
 
 
 def _get_offset(path, num_records=3):
-  """Where the records begin."""
+  """Position of the first record."""
   return path.stat().st_size - num_records * SIZE
 
 
@@ -168,7 +168,7 @@ def test_a_trace_of_version_1_is_refused(path):
 
 
 def test_records_of_another_size_are_refused(path):
-  """A file of this version cannot have them, unless somebody has erred."""
+  """Only a mistake in the code could write such a file in this version."""
   _make_small_trace().save(path)
   data = bytearray(path.read_bytes())
   data[12:16] = struct.pack('<I', 88)
@@ -248,7 +248,7 @@ def test_the_writer_cuts_a_partial_record(path, num_bytes, caplog):
 
 
 def test_a_writer_killed_within_a_write_loses_one_record(path):
-  """The system takes 2 and a half records, then the process is gone."""
+  """The system writes 2 and a half records, then the process is killed."""
   child = _run_child(
     path,
     f"""
@@ -277,7 +277,7 @@ def test_a_writer_killed_within_a_write_loses_one_record(path):
 
 
 def test_a_flush_that_failed_can_be_repeated(path):
-  """As on a disk that was full for a while."""
+  """A disk was full for a time."""
   child = _run_child(
     path,
     """

@@ -27,10 +27,10 @@ def _list(trace, *names):
 
 @st.composite
 def _runs(draw):
-  """What nodes and a centre did, in an order that was possible.
+  """Random actions of nodes and a centre, in a possible order.
 
   A list of (replica, version, reads), where a read is a (replica, version)
-  that was there.
+  that existed.
   """
   replicas = [0, 1, 2, SERVER]
   version = dict.fromkeys(replicas, 0)
@@ -38,7 +38,7 @@ def _runs(draw):
   for _ in range(draw(st.integers(0, 25))):
     replica = draw(st.sampled_from(replicas))
     others = [other for other in replicas if other != replica]
-    if replica == SERVER:  # It reads the version after that which it names.
+    if replica == SERVER:  # It reads the version after the one that it names.
       others = [other for other in others if version[other]]
     sources = draw(
       st.lists(st.sampled_from(others), max_size=2) if others else st.just([])
@@ -75,7 +75,7 @@ def _to_files(events, times):
 
 
 def _get_read(replica, row):
-  """The version of its source that must be there before a row."""
+  """The version of its source that must exist before a row."""
   return int(row['source_version']) + (replica == SERVER)
 
 
@@ -83,7 +83,7 @@ def _get_read(replica, row):
 @hypothesis.given(_runs(), st.randoms(use_true_random=False))
 def test_every_record_comes_after_what_it_reads(tmp_path_factory, run, random):
   folder = tmp_path_factory.mktemp('run')
-  # Any times at all: clocks of two hosts cannot be compared.
+  # Random times, because clocks of two hosts cannot be compared.
   files = _to_files(run, [random.random() for _ in run])
   cases.write_files(folder, files)
   records = traces.Trace.load(folder).records
@@ -113,7 +113,7 @@ def test_clocks_that_agree_give_the_order_of_time(tmp_path_factory, run):
 def test_what_is_cut_off_is_missed_where_it_is_read(
   tmp_path_factory, run, data
 ):
-  """A file loses its end: an error if others have read it, else none."""
+  """A file loses its end: an error only if other files have read it."""
   folder = tmp_path_factory.mktemp('run')
   files = _to_files(run, range(len(run)))
   cut = data.draw(st.sampled_from(list(files)))
@@ -139,7 +139,7 @@ def test_what_is_cut_off_is_missed_where_it_is_read(
 
 
 def test_an_all_reduce_waits_for_all_members(tmp_path):
-  """The records of one follow each other, and come after all steps."""
+  """The records of one mean follow each other, and come after all steps."""
   files = {
     node: [
       cases.step(1, 1.0 + 5 * node),
@@ -159,7 +159,7 @@ def test_an_all_reduce_waits_for_all_members(tmp_path):
 
 
 def test_a_mean_that_was_lost_is_no_other(tmp_path):
-  """Both go back to version 2; node 1 has not written the last mean down."""
+  """Both nodes go back to version 2; node 1 has not recorded the last mean."""
   rows = [cases.step(1, 1.0), cases.mean(2, 2.0, 1), cases.step(3, 3.0)]
   files = {
     0: [*rows, cases.mean(4, 4.0, 2), cases.restart(5, 2, 5.0)],
@@ -240,7 +240,7 @@ def test_other_files_do_not_matter(tmp_path):
 
 
 def test_what_was_written_meanwhile_may_be_left_out(tmp_path, monkeypatch):
-  """A reader is at node 1 when node 0 steps, and node 1 mixes that."""
+  """While node 1's file is read, node 0 steps and node 1 mixes its weights."""
   files = {0: [cases.step(1, 1.0)], 1: [cases.step(1, 1.5)]}
   cases.write_files(tmp_path, files)
   read_file = _file.read_file

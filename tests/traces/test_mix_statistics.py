@@ -48,13 +48,13 @@ def test_ages_and_lags_by_hand():
     cases.step(1, replica=1),
     cases.step(2, replica=1),
     cases.step(3, replica=1),
-    # Node 0 mixes what node 1 was after its first step: two steps old.
+    # Node 0 mixes weights of node 1 after its first step: two steps old.
     cases.mix(2, 0, 1, 1, 1, replica=0, step=1, source_step=1),
     cases.step(3, replica=0, step=2),
-    # Node 1 mixes what node 0 is now, and node 2 that has done nothing.
+    # Node 1 mixes node 0's newest weights, and the first weights of node 2.
     cases.mix(4, 0, 0, 3, 2, replica=1, step=3, source_step=2),
     cases.mix(4, 0, 2, 0, 2, replica=1, step=3),
-    # Neither age nor lag.
+    # A record without age and lag.
     cases.mean(5, 0, 3, replica=1, weight=1),
     num_workers=3,
   )
@@ -78,7 +78,7 @@ def test_ages_and_lags_by_hand():
 
 
 def test_the_age_of_the_centre_is_in_its_moves():
-  """The answer to node 1 takes long: the centre has moved by node 0 since."""
+  """Before the answer to node 1 arrives, the centre moves by node 0's force."""
   trace = simulation.simulate(
     gossip.Elastic(),
     num_workers=2,
@@ -253,7 +253,7 @@ def test_a_node_that_may_be_at_work_has_not_died():
   assert _find_last_deaths(*rows, end) == [1]
   last = cases.step(4, 3.5, replica=1, mass=1.0)
   assert not _find_last_deaths(*rows, end, last)
-  # Of one record it is known how long that took.
+  # For one record, its duration is known.
   rows = [rows[0], rows[1], rows[2]]
   assert not _find_last_deaths(*rows)
   assert _find_last_deaths(*rows, cases.step(3, 2.5)) == [1]

@@ -109,7 +109,7 @@ def test_workers_equal_slow_loops(seed):
     for row in rows:
       if _is_known(row['start_time']):  # In these traces: all, or none.
         busy += row['compute_time']
-        if row['fate'] != GONE:  # It was not there to wait.
+        if row['fate'] != GONE:  # A learner that is gone does not wait.
           waiting += row['release_time'] - row['end_time']
         communication += row['end_time'] - row['start_time']
         communication -= row['compute_time']
@@ -130,7 +130,7 @@ def test_workers_equal_slow_loops(seed):
 
 
 def _follow_lead(trace):
-  """Steps of those who are there; who joins starts at the slowest's."""
+  """Only present workers count; a joiner starts at the slowest's number."""
   told = [
     record
     for record in trace.records[~trace.is_void]
@@ -144,7 +144,7 @@ def _follow_lead(trace):
     for worker in range(trace.num_workers)
     if first.get(worker) != Kind.JOIN
   }
-  slowest = 0  # It outlives the last one to leave.
+  slowest = 0  # Kept when the last worker leaves.
   leads = []
   for record in told:
     worker = int(record['worker'])
@@ -327,7 +327,7 @@ def test_the_speedup_is_against_the_fastest_learner():
 
 
 def test_waiting_that_never_ended():
-  """0 leaves at 5, 1 waits to the end at 9, 2 was gone, 3 is given weights."""
+  """0 leaves at 5, 1 waits to the end at 9, 2 was gone, 3 gets new weights."""
   nan = float('nan')
   trace = traces.Trace(
     traces.make_records(
@@ -411,7 +411,7 @@ def test_records_of_nonsense(columns, message):
 )
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')
 def test_any_bytes_are_summarized_or_refused(records, num_kinds, num_workers):
-  """Some of the fields make sense, so that the others are looked at."""
+  """Some of the fields are valid, so that the others are checked, too."""
   records = records.copy()
   for name, size in {
     'kind': num_kinds,

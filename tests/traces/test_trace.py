@@ -37,7 +37,7 @@ def _find_valid(records):
 
 
 def test_the_schema_is_the_files_format():
-  """Whoever changes this changes the version too."""
+  """A change of the layout needs a new version of the format."""
   assert traces.RECORD.itemsize == 128
   assert traces.RECORD.descr == [
     ('kind', '|u1'),
@@ -251,7 +251,7 @@ def test_a_restart_cannot_resume_from_the_future(resumed):
 
 @pytest.mark.parametrize('replica', [0, traces.SERVER])
 def test_the_restart_of_a_node_or_centre_voids_nothing(replica):
-  """Others may have read what it had made since its checkpoint."""
+  """Others may have read the versions that it made since its checkpoint."""
   rows = [
     cases.step(1, 1.0),
     cases.step(2, 2.0),
@@ -260,7 +260,7 @@ def test_the_restart_of_a_node_or_centre_voids_nothing(replica):
   trace = traces.Trace(cases.make_rows(rows))
   assert not trace.is_void.any()
   assert len(trace.steps) == 2
-  # Not even if it has forgotten to say that the restart made a version.
+  # This holds even if the restart's record does not count as a version.
   rows[2] |= {'replica': 0, 'updates': 0}
   assert not traces.Trace(cases.make_rows(rows)).is_void.any()
 

@@ -30,7 +30,7 @@ class OptimizerConfig:
   """Optimizer of the server or of each node, and treatment of staleness."""
 
   # An optimizer of optax by its name: sgd, adagrad, adam, adamw, rmsprop, ...
-  # Or 'module:name' of your own function that returns one; it must take
+  # Or 'module:name' of your function that returns an optimizer; it must take
   # `learning_rate`, and its steps must be proportional to it.
   name: str = 'sgd'
   # Rate, before scaling and schedule.
@@ -40,13 +40,13 @@ class OptimizerConfig:
   nesterov: bool = False
   # Further arguments of the function, such as (('b1', 0.9), ('b2', 0.99)).
   arguments: tuple[tuple[str, Any], ...] = ()
-  # Factor that staleness leaves of a gradient: a name in `jasgd.policies`, such
-  # as 'inverse', with its arguments.
+  # Factor on a gradient by its staleness: a name in `jasgd.policies`, such as
+  # 'inverse', with its arguments.
   policy: str = 'constant'
   policy_arguments: tuple[float, ...] = ()
-  # Place of the policy: each 'gradient', or the optimizer's 'update'. Adam
-  # divides by the size of its gradients: a constant factor on them does nothing
-  # there.
+  # Place of the policy: on each 'gradient', or on the optimizer's 'update'.
+  # Adam divides by the size of its gradients, so a constant factor on them has
+  # no effect: choose 'update' there.
   policy_on: str = 'gradient'
   # Correction of a stale gradient: none, delay_compensation or gap_aware.
   correction: str = 'none'
@@ -119,7 +119,7 @@ class OptimizerConfig:
 
   def make_policy(self) -> tuple[Any, ...]:
     """The policy of gradients, as `jasgd.scale_by_staleness` takes it."""
-    transforms.policies.make_policy(self._get_policy())  # Or it raises.
+    transforms.policies.make_policy(self._get_policy())  # Raises if it is bad.
     return self._get_policy() if self.policy_on == 'gradient' else ('constant',)
 
   def _get_policy(self) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ class TaskConfig:
   name: str = 'digits'
   # Further arguments of your own function, such as (('depth', 3),).
   arguments: tuple[tuple[str, Any], ...] = ()
-  # Model of the task; '': its first.
+  # Model of the task; '': the task's first model.
   model: str = ''
   # Samples per gradient.
   batch: int = 32
@@ -129,10 +129,10 @@ class TimeConfig:
   name: str = 'normal'
   # Arguments of the function, in order.
   arguments: tuple[float, ...] = (1.0, 0.2)
-  # Share of the workers that is slower, and their factor.
+  # Share of the workers that are slower, and the factor on their times.
   slow_fraction: float = 0.0
   slow_factor: float = 1.0
-  # Steps in a period, of which a worker is slow for some; 0: never.
+  # Steps in a period, in a part of which a worker is slow; 0: it never is.
   spell_period: int = 0
   spell_length: int = 0
   spell_factor: float = 1.0

@@ -79,7 +79,7 @@ class RuntimeConfig:
 class ServerConfig:
   """A real server, and the addresses of nodes."""
 
-  # Address to listen at. On any address but loopback, others need the token.
+  # Address to listen at. Unless it is loopback, other processes need the token.
   host: str = '127.0.0.1'
   # Port of the server; 0: any that is free.
   port: int = 0
@@ -154,19 +154,19 @@ class ProcessConfig:
 class DeadlineConfig:
   """Deadlines of a real run, in seconds."""
 
-  # For all workers to arrive, before those that are there begin.
+  # Time for all workers to arrive; after it, those that have arrived begin.
   start: float = 120.0
-  # For any message from a server, node or centre.
+  # Time until any message from a server, node or centre.
   silence: float = 60.0
-  # For a gradient that other learners wait for, or the answer of a peer; 0: ten
-  # times the longest so far.
+  # Time until a gradient that other learners wait for, or the answer of a peer;
+  # 0: ten times the longest so far.
   step: float = 0.0
-  # The same while a worker may be compiling.
+  # The same time while a worker may be compiling.
   first_step: float = 300.0
-  # Seconds for learners to come back after a restart of the server.
+  # Time for learners to come back after a restart of the server.
   rejoin: float = 60.0
-  # For the last messages of learners. In a cluster, nodes stay for this time so
-  # that a watch can evaluate them: it must be longer than an evaluation.
+  # Time for the last messages of learners. In a cluster, nodes stay for this
+  # time so that a watch can evaluate them: an evaluation must take less.
   end: float = 20.0
 
   def list_problems(self) -> list[str]:

@@ -43,8 +43,8 @@ class StrategyConfig:
   # elastic: share of the distance that a node and the centre move towards each
   # other; Jin et al. take 0.8 / num_workers.
   rate: float = 0.1
-  # elastic: weights of the gradient after an exchange; a3: those after it,
-  # easgd: those before it.
+  # elastic: weights at which the gradient after an exchange is computed; a3:
+  # those after the exchange, easgd: those before it.
   order: str = 'a3'
   # pull: weight of a random peer.
   beta: float = 0.5
@@ -52,7 +52,8 @@ class StrategyConfig:
   # draws peers at random; a name in `jasgd.gossip.topologies.KINDS`, such as
   # 'ring', is a fixed topology.
   peers: str = 'independent'
-  # random_regular: peers of a node. Other random topologies: rounds drawn.
+  # random_regular: number of peers of a node. Other random topologies: number
+  # of rounds that are drawn.
   degree: int = 3
   num_rounds: int = 64
 

@@ -20,7 +20,7 @@ from jasgd.experiment.configs import parts
 from jasgd.experiment.configs import runtime as runtimes
 from jasgd.experiment.configs import strategy as strategies
 
-# More have no room in memory, even without weights.
+# A run with more workers would not fit in memory, even without weights.
 _MAX_WORKERS = 10**7
 
 
@@ -109,7 +109,7 @@ class TrainingConfig:
       raise ValueError('Bad config: ' + ' '.join(problems))
 
   def _list_rules(self, num_workers: int) -> dict[str, bool]:
-    """From the sentence about an error to whether all is well."""
+    """The sentence about each error, and whether there is no such error."""
     mode = self.runtime.mode
     return {
       f'num_workers must be from 1 to {_MAX_WORKERS}, got {num_workers}.': (
@@ -124,7 +124,7 @@ class TrainingConfig:
       f'seed must be from 0 to 2^31 - 1, got {self.seed}.': (
         0 <= self.seed < 2**31
       ),
-      'failures are those of virtual time, runtime.mode=simulate; real '
+      'failures are only for virtual time, runtime.mode=simulate; real '
       f'processes fail by themselves, got {self.failures} with '
       f'runtime.mode={mode}.': (
         mode == 'simulate' or self.failures == parts.FailureConfig()
@@ -168,7 +168,7 @@ class TrainingConfig:
       else:
         if strategy.needs_equal_times and self.time.name != 'constant':
           raise ValueError(
-            f'{strategy!r} wants equal times: set time.name=constant and '
+            f'{strategy!r} needs equal times: set time.name=constant and '
             f'time.arguments=(1.0,), got time.name={self.time.name!r}.'
           )
         simulation.check_simulation(
@@ -183,11 +183,11 @@ class TrainingConfig:
       and mode != 'devices'
     ):
       raise ValueError(
-        'An all-reduce rounds what it sums on devices only: '
+        'Only an all-reduce on devices can round its messages: otherwise '
         f'runtime.wire_dtype must be float32, got {self.runtime.wire_dtype!r}.'
       )
     if mode == 'devices':
-      # As if on one device: to count them would start the backend of jax.
+      # Checked as on one device: counting devices would start jax's backend.
       options = self._list_device_options() | {'runner': 'vmap'}
       engine.check_devices(strategy, **options)
     elif mode == 'simulate':
@@ -249,7 +249,7 @@ class TrainingConfig:
 
   def make_schedule(self) -> Callable[[float], float]:
     """The rate as a function of epochs."""
-    num_gradients = 1  # Without scaling it does not matter.
+    num_gradients = 1  # Any value would do if the rate is not scaled.
     if self.schedule.scaling != 'none':
       num_gradients = self.count_gradients_per_update()
     return self.schedule.make(
@@ -373,7 +373,7 @@ class TrainingConfig:
   def _list_arguments(
     self, strategy: gossip.Strategy, num_parameters: int = 1
   ) -> dict[str, Any]:
-    """The arguments of `run_simulation`, but for the number of gradients."""
+    """The arguments of `run_simulation`, except the number of gradients."""
     num_workers = strategies.count_workers(strategy, self.num_workers)
     return {
       'strategy': strategy,
@@ -440,7 +440,7 @@ def _from_json(value: Any) -> Any:
   """Tuples for lists at every level, and numbers for their names."""
   if isinstance(value, list):
     return tuple(_from_json(entry) for entry in value)
-  if value in ('inf', '-inf', 'nan'):  # As `workdirs.write_json` has them.
+  if value in ('inf', '-inf', 'nan'):  # As `workdirs.write_json` writes them.
     return float(value)
   return value
 

@@ -17,7 +17,7 @@ from jasgd.experiment.configs import training
 from jasgd.experiment.running import closures
 from jasgd.experiment.running import recipe as recipes
 
-# In the place of a task that each process makes for itself.
+# Task of a recipe that is sent to a child: each process makes its own task.
 _NO_TASK: Any = None
 
 # --- Runs from a config.
@@ -152,7 +152,7 @@ def make_member(
 def make_own_job(
   recipe: recipes.Recipe, name: str, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-  """The arguments of `run_own_member`, but for the member.
+  """The arguments of `run_own_member`, except the member.
 
   Args:
     recipe: Recipe of the run.

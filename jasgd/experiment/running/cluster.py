@@ -23,9 +23,9 @@ from jasgd.experiment.running import views
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks at a child.
+# Seconds between two checks of a child.
 _INTERVAL = 0.2
-# Seconds for a process to end after it was asked to.
+# Seconds that a process has to end after a request.
 _END_TIMEOUT = 60.0
 _NODE_ROLES = ('node', 'centre')
 
@@ -112,7 +112,7 @@ def _run_member(
   peers: tuple[str, ...],
   listen: str,
 ) -> None:
-  """Is a node or a centre, in a child process."""
+  """Runs a node or a centre in a child process."""
   _check_member(config, role, node, peers)
   _split_listen(listen)  # Raises if it is not an address; so does the next.
   runtime.Registry(workdirs.Workdir(workdir), peers, wire=config.runtime.wire)
@@ -154,7 +154,7 @@ def explain_code(config: training.TrainingConfig, code: int) -> str:
   if code == -signal.SIGABRT and kind.is_collective:
     return (
       ': jax has ended it, as it does if node 0, where all nodes meet, is '
-      'gone, or others are silent, or have not come in time'
+      'gone, or if other nodes are silent or have not arrived in time'
     )
   return ', as it was killed'
 
@@ -171,8 +171,8 @@ def _check_member(
   rules = {
     f'num_workers={num_nodes} nodes have the numbers 0 to {num_nodes - 1}, '
     f'got {node}.': node is None or 0 <= node < num_nodes,
-    'Without a folder that all can see, numbers cannot be shared out: a node '
-    'that is given peers must be given its number, too.': (
+    'Without a folder that all can see, nodes cannot choose their numbers: a '
+    'node that is given peers must be given its number, too.': (
       not peers or node is not None or role == 'centre'
     ),
     'Only elastic averaging has a centre, got '
@@ -218,7 +218,8 @@ def serve_member(
     assert node is not None  # It was checked.
     deadlines = parsed.deadlines.make()
     runtime.join_group(peers[0], parsed.num_workers, node, deadlines, stopped)
-    # All processes find devices together, also those that find a header.
+    # Finding devices needs all processes at once. Later, only some of them may
+    # have to make a header, which needs the devices.
     jax.devices()
     peers = []
   folder = workdirs.Workdir(workdir)
@@ -271,11 +272,11 @@ def _watch(
   stream: TextIO | None,
   on_metrics: views.OnMetrics | None,
 ) -> results.Result:
-  """Looks at nodes of other launchers.
+  """Watches nodes that other launchers have started.
 
-  The mean is that of snapshots which it pulls one after the other, rounded as
-  messages are, while the nodes go on. Traces are read if the folder is that of
-  the nodes.
+  The mean is that of snapshots, rounded as messages are, which are pulled one
+  after the other while the nodes go on. Traces are read if the folder is also
+  that of the nodes.
   """
   folder = workdirs.Workdir(workdir)
   recipe = recipes.from_config(config)

@@ -92,7 +92,7 @@ class DeviceSteps:
 
   @property
   def is_done(self) -> bool:
-    """Whether all steps were made, or further ones are of no use."""
+    """Whether all steps were made, or further ones would be useless."""
     return self._state.step >= self._num_steps or self.is_diverged
 
   @property
@@ -112,7 +112,7 @@ class DeviceSteps:
     self._state = self._program.place(arrays, clock // self._num_nodes)
 
   def advance(self) -> dict[str, np.ndarray]:
-    """Makes the steps of one chunk; gives the `loss` of each."""
+    """Makes the steps of one chunk; returns the `loss` of each."""
     start = self._state.step
     # Chunks end at multiples, so that a resumed run has the same ones.
     stop = min((start // self._chunk + 1) * self._chunk, self._num_steps)

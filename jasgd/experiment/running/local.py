@@ -145,7 +145,7 @@ def make_node_starts(
   Returns:
     The functions by member.
   """
-  recipe.find_header(folder)  # It says when the run began.
+  recipe.find_header(folder)  # Made now, it has the time of the run's start.
   if recipe.is_collective:
     job['coordinator'] = f'127.0.0.1:{runtime.find_free_port()}'
   return {
@@ -245,7 +245,7 @@ def _find_saved_clock(recipe: recipes.Recipe, folder: workdirs.Workdir) -> int:
   saved = [
     supervisors.list_saved_steps(folder, node) for node in range(num_nodes)
   ]
-  if recipe.is_collective:  # They go on together.
+  if recipe.is_collective:  # All nodes go on from the same step.
     return num_nodes * max(set.intersection(*saved), default=0)
   return sum(max(steps, default=0) for steps in saved)
 
@@ -258,8 +258,8 @@ def _finish_server(
 ) -> results.Result:
   """The result of a run with a server, from the server's last status.
 
-  The last checkpoint is evaluated: the view has weights as messages round them,
-  and of a run that is interrupted only earlier ones.
+  The last checkpoint is evaluated, because the view has weights that were
+  rounded in messages, and after an interruption only earlier ones.
   """
   status = view.status
   num_refused = sum(
@@ -295,9 +295,8 @@ def _finish_nodes(
 ) -> results.Result:
   """The result of a run of nodes; saves their mean, and the last metrics.
 
-  Of its own nodes a launcher knows more when all have ended: their traces have
-  all steps, and their checkpoints the weights as they are, not as messages
-  round them.
+  A launcher reads the files of its own nodes once all have ended: traces have
+  all steps, and checkpoints have weights that were not rounded in messages.
   """
   clock, metrics, mean = view.clock, view.metrics, view.mean
   unwritten_at = view.unwritten_at

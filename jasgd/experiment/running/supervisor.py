@@ -21,15 +21,15 @@ from jasgd.experiment.running import views
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks at the run.
+# Seconds between two checks of the run.
 _INTERVAL = 0.2
 # Seconds for processes to end after they were asked to.
 _END_TIMEOUT = 30.0
-# Restarts of a server or centre that has made no progress since.
+# Largest number of restarts of a server or centre without progress.
 _MAX_RESTARTS = 3
 _HOW_TO_GO_ON = (
-  'Once that is mended, the same command goes on from the last checkpoint, or '
-  'from the start if there is none.'
+  'Once the cause is removed, the same command goes on from the last '
+  'checkpoint, or from the start if there is none.'
 )
 
 
@@ -43,10 +43,10 @@ class Process(Protocol):
     """The exit code; None while it runs."""
 
   def end(self, timeout: float) -> int:
-    """Makes sure that it ends; gives the exit code."""
+    """Ends the member; returns its exit code."""
 
   def read_log(self) -> str:
-    """The end of its log."""
+    """The last line of the member's log, or the error of a thread."""
 
 
 Starts = Mapping[int, Callable[[], Process]]
@@ -258,7 +258,7 @@ class Supervisor:
     """Handles the end of a process."""
     if self._is_group:
       first = find_first_lost(self._processes.values())
-      # After a process that ended in good order, so do the others.
+      # If the first process ended in good order, the others need time for it.
       patience = 0.0 if first.code else _END_TIMEOUT
       self._end_group(describe_loss(first), patience)
     if member != self._owner:
@@ -276,16 +276,16 @@ class Supervisor:
     """Ends the run if a learner that is a thread has failed before it began.
 
     A server is told of a dead learner by its process id, and threads have none:
-    it would wait for the learner until the deadline for the first ones.
+    it would wait for the learner until the deadline for all workers to arrive.
 
     Raises:
-      RunError: if it has.
+      RunError: if the learner has failed.
     """
     is_thread = self._has_server and isinstance(process, Thread)
     if is_thread and process.code and not self._view.has_begun:
-      self._view.interrupt()  # Or the others would wait for an answer.
+      self._view.interrupt()  # Otherwise the others would wait for an answer.
       raise results.RunError(
-        f'{process.name} failed before the run began. It said:\n'
+        f'{process.name} failed before the run began. The error:\n'
         f'{process.read_log()}\n{_HOW_TO_GO_ON}'
       )
 
@@ -298,7 +298,7 @@ class Supervisor:
       _log.warning('%s.', describe_loss(process))
 
   def _restart(self, member: int, process: Process, reason: str) -> None:
-    """Starts a server or centre again that is dead, or silent.
+    """Starts a server or centre again if it is dead or silent.
 
     Raises:
       RunError: if it would fail again.
@@ -309,8 +309,8 @@ class Supervisor:
     has_ended = process.code is not None and process.code >= 0
     if self._num_restarts > _MAX_RESTARTS or has_ended:
       raise results.RunError(
-        f'{reason}. The last that it said:\n'
-        f'{process.read_log() or "nothing."}\n{_HOW_TO_GO_ON}'
+        f'{reason}. The end of its log:\n'
+        f'{process.read_log() or "(empty)"}\n{_HOW_TO_GO_ON}'
       )
     _log.warning('%s: it is started again.', reason)
     # Before the new process starts: two must not write to one file.
@@ -337,13 +337,14 @@ class Supervisor:
     for member, process in self._processes.items():
       if member != self._owner:
         process.end(max(1.0, deadline - time.monotonic()))
-    if self._owner in self._processes:  # However long the workers have taken.
+    # The owner gets the full time, however much of it the workers have used.
+    if self._owner in self._processes:
       self._processes[self._owner].end(_END_TIMEOUT)
 
   def _note_bad_ends(self) -> None:
-    """Counts members as lost that did not end well: their files are old."""
+    """Counts members that ended badly as lost: their files are out of date."""
     if self._is_group and self._view.is_over(self.lost):
-      return  # Nodes save before they are done, and end as jax lets them.
+      return  # All nodes have saved; jax may end them with any exit code.
     for member, process in self._processes.items():
       if process.code:
         self.lost.add(member)
@@ -354,7 +355,7 @@ class Supervisor:
 
     Args:
       reason: Reason, without a full stop.
-      patience: Seconds for the processes to end by themselves.
+      patience: Seconds that the processes get to end in good order.
 
     Raises:
       RunError: always.
@@ -385,14 +386,14 @@ class Supervisor:
       RunError: always.
     """
     how = (
-      'started again, they go on from the last checkpoint that all of them '
-      'have, or from the start.'
+      'if they are started again, they go on from the last checkpoint that all '
+      'of them have, or from the start.'
     )
     statuses = self._view.statuses.values()
     if any(status.get('is_stopped') for status in statuses):
       raise results.RunError(
         f'The nodes were stopped at step {max(s["step"] for s in statuses)}, '
-        f'before they had made all of theirs: {how}'
+        f'before they had made all of their steps: {how}'
       )
     now = time.monotonic()
     silent = sorted(
@@ -402,9 +403,9 @@ class Supervisor:
     )
     raise results.RunError(
       f'Nothing was heard for {patience:g} s from '
-      f'{", ".join(name for _, name in silent)} (the first to be silent is '
-      'first), and an all-reduce cannot go on without all of its nodes. Each '
-      f'has logged why it ends; {how}'
+      f'{", ".join(name for _, name in silent)} (in the order in which they '
+      'became silent), and an all-reduce cannot go on without all of its '
+      f'nodes. Each node has logged why it ends; {how}'
     )
 
 
@@ -441,7 +442,7 @@ def describe_loss(process: Process) -> str:
 
 
 def list_saved_steps(folder: workdirs.Workdir, node: int) -> set[int]:
-  """The steps of a node's checkpoints, but for those that cannot be read."""
+  """The steps of a node's checkpoints, except those that cannot be read."""
   own = runtime.find_folder(folder, node)
   steps = set()
   for clock in workdirs.list_checkpoints(own):
@@ -470,13 +471,13 @@ class Thread:
     self._stopped = threading.Event()
     self._error = ''
     self._thread = threading.Thread(target=self._run, name=f'jasgd-{name}')
-    self._thread.daemon = True  # It does not hold up the end of the program.
+    self._thread.daemon = True  # It does not delay the end of the program.
     self._thread.start()
 
   def _run(self) -> None:
     try:
       self._function(self._stopped)
-    except (OSError, ValueError) as error:  # Errors that a user can mend.
+    except (OSError, ValueError) as error:  # Errors that a user can correct.
       self._error = f'{type(error).__name__}: {error}'
     except Exception:
       self._error = traceback.format_exc()
@@ -510,10 +511,10 @@ class Remote:
     self.name = name
 
   def end(self, timeout: float) -> int:
-    """Leaves it alone: it ends by itself, or when its view asks it to."""
+    """Does nothing: the member ends by itself, or when the view asks it to."""
     del timeout
     return 0
 
   def read_log(self) -> str:
-    """Nothing: its log is elsewhere."""
+    """An empty text: only the other launcher has the log."""
     return ''

@@ -122,22 +122,23 @@ def train(
     arguments: Arguments of `make_task`, JSON-serialisable.
     num_updates: Updates of the server, or steps of all nodes, at the end.
     num_epochs: Passes over the training set at the end; 10 if neither is given.
-    policy: Factor that staleness leaves of a gradient, as in
-      `jasgd.scale_by_staleness`. With a protocol.
-    per_gradient: Transformation of each gradient before the policy. With a
+    policy: Factor on a gradient by its staleness, as in
+      `jasgd.scale_by_staleness`. Only with a protocol.
+    per_gradient: Transformation of each gradient before the policy. Only with a
       protocol.
     get_rate: Schedule, from epochs to a factor on the optimizer's updates.
     local_rate: Rate of a learner's own steps; needed with a protocol that has
       them (downpour).
     seed: Seed of every random draw in the run.
     processes: Whether workers are processes; False: threads, for notebooks.
-    overlap: Whether learners fetch while they compute. With a protocol.
+    overlap: Whether learners fetch while they compute. Only with a protocol.
     wire_dtype: Type of floats in messages: 'bfloat16' halves their bytes.
     eval_every: Updates, or steps of all nodes, between evaluations.
     checkpoint_seconds: Seconds between checkpoints.
     min_seconds: Least seconds per gradient of each worker, to stand for slower
       ones; the last is for all further workers.
-    on_learner_lost: 'continue' or 'fail'. With a protocol.
+    on_learner_lost: Reaction to the loss of a learner: 'continue' or 'fail'.
+      Only with a protocol.
     deadlines: Deadlines of a real run.
     stream: Stream of the progress line; standard error if None.
 
@@ -282,9 +283,9 @@ def _call(
 
 
 def _load(result: results.Result, task: tasks.Task) -> None:
-  """Reads weights and trace, as the folder may be deleted; keeps structures.
+  """Reads weights and trace now, as the folder may be deleted later.
 
-  A checkpoint holds plain dicts and lists; the task knows its own types.
+  A checkpoint holds plain dicts and lists; the weights get the task's types.
   """
   structure = jax.tree.structure(jax.eval_shape(task.init, jax.random.key(0)))
   leaves = jax.tree.leaves(result.weights)

@@ -20,7 +20,7 @@ from jasgd.experiment.running import recipe as recipes
 
 # Seconds within which a node answers an observer: it answers while it computes.
 _NODE_DEADLINE = 5.0
-# Seconds between two questions whether nodes have ended, and for all of them.
+# Seconds between two questions whether nodes have ended, and in total.
 _INTERVAL = 0.2
 _END_TIMEOUT = 30.0
 
@@ -48,7 +48,7 @@ class Observer:
     self._connection: runtime.Connection | None = None
 
   def ask(self, message: runtime.Message) -> runtime.Message:
-    """Sends a request; connects first if need be.
+    """Sends a request; connects first if there is no connection.
 
     Raises:
       WireError: if the process cannot be reached now.
@@ -246,7 +246,7 @@ class ServerView:
       return  # The server has died; its successor keeps weights again.
 
   def _evaluate_kept(self) -> int:
-    """Evaluates the weights that the server has kept; gives their clock."""
+    """Evaluates the weights that the server has kept; returns their clock."""
     answer, weights = self._observer.pull(runtime.Flag.AT_CLOCK)
     if self._task.test_data is not None:
       self._test = measuring.evaluate(self._task, weights)

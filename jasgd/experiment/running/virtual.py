@@ -39,7 +39,7 @@ class Run(NamedTuple):
   unit: str
 
 
-# From the folder and the first weights (None: from the seed) to a run.
+# Function from the folder and the first weights (None: from the seed) to a run.
 Make = Callable[[workdirs.Workdir, tuple[Any, Any] | None], Run]
 
 
@@ -240,10 +240,11 @@ def _train(
   stream: TextIO | None,
   stopped: threading.Event,
 ) -> dict[str, Any]:
-  """Makes the chunks that are left, until `stopped`; gives the last metrics."""
+  """Makes the remaining chunks, until `stopped`; returns the last metrics."""
   if run.replay.is_done:  # It was killed after its last checkpoint.
     return _read_last(folder)
-  history = run.replay.advance()  # It compiles: that is not in the rate.
+  # The first chunk is not in the rate of the progress line, as it compiles.
+  history = run.replay.advance()
   saved_at = time.monotonic()
   with workdirs.Progress(
     run.num_updates, start=run.replay.clock, stream=stream, unit=run.unit
@@ -266,7 +267,7 @@ def _train(
 
 
 def _restore(run: Run, folder: workdirs.Workdir) -> int:
-  """Restores the last checkpoint, if any; gives the position of its metrics.
+  """Restores the last checkpoint, if any; returns the position of its metrics.
 
   A checkpoint that cannot be read is set aside, and the one before it is used.
   """

@@ -93,7 +93,7 @@ def compare(
   first.task.validation = validation
   names = 'strategy.name,num_workers'
   cells = [f'{name}:{count}' for name, count in nodes.values()]
-  # Rounded, for 0.3 times 0.1 is not 0.03.
+  # Rounded, because 0.3 * 0.1 is not exactly 0.03.
   tried = [float(f'{each * config.optimizer.rate:.12g}') for each in rates]
   rows = sweeps.sweep_in_jobs(
     first,
@@ -206,7 +206,7 @@ def _summarize(
 
 
 def _find_edge(rate: float, rates: list[float]) -> str:
-  """The edge that a rate is at; of two rates, one always is."""
+  """'lowest', 'highest' or ''; '' for two rates, which are both at an edge."""
   if len(rates) < 3 or min(rates) < rate < max(rates):
     return ''
   return 'lowest' if rate == min(rates) else 'highest'

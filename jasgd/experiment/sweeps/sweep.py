@@ -111,7 +111,7 @@ def sweep_in_jobs(
   if len(rows) < len(cells):
     raise ValueError(
       f'{len(cells) - len(rows)} of {len(cells)} runs in {str(folder)!r} are '
-      'made by other processes, or ended early: start again when they are done.'
+      'not done: other processes make them, or ended early. Start again later.'
     )
   return rows
 
@@ -243,7 +243,7 @@ def _validate(
 
 
 def _group_key(config: training.TrainingConfig) -> str:
-  """Equal for configs that share a compilation."""
+  """A text that is equal for configs that share a compilation."""
   settings = dataclasses.asdict(config)
   settings['optimizer'].pop('rate')
   settings['strategy'].pop('delay')
@@ -252,7 +252,7 @@ def _group_key(config: training.TrainingConfig) -> str:
 
 
 def _get_path(root: pathlib.Path, cell: Cell) -> pathlib.Path:
-  """Where a cell's result goes."""
+  """Path of the file with a cell's result."""
   text = json.dumps(cell, sort_keys=True)
   return (
     root / 'cells' / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'

@@ -58,7 +58,7 @@ class Message(NamedTuple):
     sender: Number of the node that sent it.
     version: Version of the sender's weights.
     step: Number of steps that the sender had made.
-    share: Weight in the receiver's mix; 0 in push-sum, where the mass is it.
+    share: Weight in the receiver's mix; 0 in push-sum, which uses the mass.
     handle: Key by which the driver finds the weights themselves.
     mass: Mass that comes with the weights, in push-sum.
   """
@@ -100,7 +100,7 @@ class Send(NamedTuple):
 
   Attributes:
     peer: Number of the receiver.
-    share: Weight in the receiver's mix; 0 in push-sum, where the mass is it.
+    share: Weight in the receiver's mix; 0 in push-sum, which uses the mass.
     step: Number of steps that this node has made.
     mass: Mass that goes with the weights, in push-sum.
   """

@@ -91,7 +91,7 @@ class PushNode(_gossip.GossipNode):
 
     Args:
       own: Share, or mass, of the own weights.
-      others: Those of the messages, in the order of `waiting`.
+      others: Shares, or masses, of the messages, in the order of `waiting`.
 
     Returns:
       The weighted mean.
