@@ -49,12 +49,12 @@ evaluation; a second signal ends the program at once).
 
 The workdir gets `config.json`, `provenance.json`, `trace` (without a server a
 folder, with a file for each node), `metrics.jsonl`, `tensorboard/`,
-`checkpoints/`, `report.html` with its pictures in `report/`, and at the end
-`result.json`; a real run also `logs/`, `token`, `nodes/`, locks, and while it
-runs `server.json`. The clock counts the updates of the server, or the steps of
-all nodes. `jasgd.load_params(workdir)` gives the weights, or the mean of the
-nodes' weights. `python -m launch.replay --workdir=W` checks that a replay of a
-real run gives the same weights.
+`checkpoints/`, `launcher.lock`, `report.html` with its pictures in `report/`,
+and at the end `result.json`; a real run also `logs/`, `token`, `nodes/`, more
+locks, and while it runs `server.json`. The clock counts the updates of the
+server, or the steps of all nodes. `jasgd.load_params(workdir)` gives the
+weights, or the mean of the nodes' weights. `python -m launch.replay
+--workdir=W` checks that a replay of a real run gives the same weights.
 """
 
 import signal
