@@ -137,6 +137,7 @@ def test_the_files_of_a_run(name, tmp_path):
   assert {path.name for path in tmp_path.iterdir()} == {
     'checkpoints',
     'config.json',
+    'launcher.lock',
     'metrics.jsonl',
     'provenance.json',
     'result.json',
