@@ -174,6 +174,7 @@ def time_recovery(workdir: str) -> Iterator[list[float]]:
     return False
 
   children = _Children()
+  children.has_ended()  # Those that are there may be killed at once.
 
   def watch() -> None:
     if wait_until(children.has_ended):

@@ -455,12 +455,16 @@ def test_recovery_is_from_the_kill_to_the_next_applied_push(tmp_path):
     traces.Trace(records).save(tmp_path / 'trace')
 
   save(1)
-  victim = subprocess.Popen(['sleep', '600'])
+  # It waits for its job.
+  command = [sys.executable, '-m', 'jasgd.runtime.child', 'server']
+  victim = subprocess.Popen(command, stdin=subprocess.PIPE)
   with faults.time_recovery(os.fspath(tmp_path)) as seconds:
     os.kill(victim.pid, signal.SIGKILL)
     num_applied = 1
+    # The supervisor may have waited for it first.
+    assert victim.wait() == -signal.SIGKILL
     while not seconds:
       num_applied += 1
       save(num_applied)
-  assert victim.wait() == -signal.SIGKILL
+  victim.stdin.close()
   assert seconds[0] > 0
