@@ -1,6 +1,7 @@
 """The suites of `launch.benchmark`: short runs, and their arithmetic."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from launch.benchmarks import server_peers
 from launch.benchmarks import simulator
 from launch.benchmarks import stragglers
 from launch.benchmarks import training
+from tests import live
 from tests.experiment import own_strategies
 
 # Suite -> patterns, and the number of output lines that match each of them. The
@@ -449,22 +451,21 @@ def test_a_bad_fault_fails_the_suite(monkeypatch, capsys):
 
 
 def test_recovery_is_from_the_kill_to_the_next_applied_push(tmp_path):
-  def save(num_applied):
-    records = traces.make_records(step=np.arange(num_applied))
+  numbers = itertools.count(1)
+
+  def save():
+    records = traces.make_records(step=np.arange(next(numbers)))
     records['fate'] = protocols.Fate.APPLIED
     traces.Trace(records).save(tmp_path / 'trace')
 
-  save(1)
-  # It waits for its job.
+  save()
+  # The victim waits for its job.
   command = [sys.executable, '-m', 'jasgd.runtime.child', 'server']
   victim = subprocess.Popen(command, stdin=subprocess.PIPE)
   with faults.time_recovery(os.fspath(tmp_path)) as seconds:
     os.kill(victim.pid, signal.SIGKILL)
-    num_applied = 1
     # The supervisor may have waited for it first.
     assert victim.wait() == -signal.SIGKILL
-    while not seconds:
-      num_applied += 1
-      save(num_applied)
+    live.wait_until(lambda: save() or seconds)
   victim.stdin.close()
   assert seconds[0] > 0
