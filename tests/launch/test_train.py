@@ -118,7 +118,7 @@ def test_configs_of_nodes_have_their_command_in_the_note():
 
 BAD_FLAGS = {
   '--config=configs/sizes.py': 'configs/sizes.py has no function get_config.',
-  '--config=configs/digits_async.py:big': "may stand smoke, got 'big'",
+  '--config=configs/digits_async.py:big': "must be smoke, got 'big'",
   '--config=configs/gossip_digits.py:gossip': "compare, got 'gossip'",
   '--config=configs/gossip_digits.py:pull,push': (
     'one strategy and one place, got pull, push'
